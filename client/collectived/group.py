@@ -151,6 +151,7 @@ class Group(Collectives):
         self._channel = local_rank.channel
         self._prepared_calls = local_rank.prepared_calls
         self._unobserved_errors = UnobservedErrors(local_rank.channel.rank_state)
+        self._operations = {}
         self._unusable_reason = ""
 
     @property
@@ -286,7 +287,7 @@ class Group(Collectives):
     ) -> Any:
         if self._unusable_reason:
             raise FailedPreconditionError(self._unusable_reason)
-        is_plain = type(value) is np.ndarray and not (async_op or options or hints or special)
+        is_plain = (type(value) is np.ndarray or value is ANY_VALUE) and not (async_op or options or hints or special)
         if is_plain:
             result = self._channel.repeat(operation, value, out, sys._getframe(2))
             if result is not NOT_REPEATED:

@@ -13,6 +13,7 @@ from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import Operation, Recv, Send
 
 _MAX_TAG = (1 << 32) - 1
+_MAX_OPERATIONS = 1024
 
 
 class PointToPointCalls(ABC):
@@ -20,6 +21,7 @@ class PointToPointCalls(ABC):
 
     rank: int
     size: int
+    _operations: dict[tuple[type, int, int], Send | Recv]  # of this generation
 
     @overload
     def send(
@@ -66,7 +68,7 @@ class PointToPointCalls(ABC):
         Returns:
             None, when nobody reads the value any more; with `async_op`, a `Work`.
         """
-        operation = Send(self._check_rank(to, "to"), self._check_tag(tag))
+        operation = self._find_operation(Send, to, "to", tag)
         return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op)
 
     @overload
@@ -113,7 +115,7 @@ class PointToPointCalls(ABC):
             ValueError: on this rank alone, what came does not fit `out`; or, without `out`, a dict of the value has
                 keys that are no literals of Python. The value is lost; the group goes on.
         """
-        operation = Recv(self._check_rank(source, "source"), self._check_tag(tag))
+        operation = self._find_operation(Recv, source, "source", tag)
         return self._start(operation, ANY_VALUE, with_timeout(options, timeout), experimental_hints, async_op, out)
 
     @abstractmethod
@@ -128,6 +130,17 @@ class PointToPointCalls(ABC):
         special: CrossDeviceTerms | None = None,
     ) -> Any:
         """Start a collective and, unless `async_op`, wait for its result; a value of `ANY_VALUE` takes what comes."""
+
+    def _find_operation(self, kind: type[Send] | type[Recv], peer: int, name: str, tag: int) -> Send | Recv:
+        """Return the operation, which is checked the first time."""
+        is_plain = type(peer) is int and type(tag) is int  # others may be equal to a number without being one
+        known = self._operations.get((kind, peer, tag)) if is_plain else None
+        if known is None:
+            if len(self._operations) >= _MAX_OPERATIONS:
+                self._operations.clear()
+            rank, tag = self._check_rank(peer, name), self._check_tag(tag)
+            known = self._operations[kind, rank, tag] = kind(rank, tag)
+        return known
 
     def _check_rank(self, rank: int, name: str) -> int:
         return check_integer(rank, name, 0, self.size - 1, f"a rank of this group, 0 to {self.size - 1}")

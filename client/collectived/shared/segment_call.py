@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,13 +12,25 @@ from collectived.calls.call import Call
 from collectived.calls.described_call import UNKNOWN_KIND, parse_structure
 from collectived.calls.prepare import PreparedCall
 from collectived.errors import InternalError
-from collectived.shared.segment_program import Variant
+from collectived.shared.segment_plan import Schedule
+from collectived.shared.segment_program import SegmentProgram, Variant
 from collectived.values import axes, nest
 from collectived.values.leaves import Array
 from collectived.values.targets import Targets, check_fits
 from collectived_native import core
 from collectived_proto.cause import Cause
-from collectived_proto.types import AllToAll, AxisOperation
+from collectived_proto.types import AllToAll, AxisOperation, Collective
+
+
+class LetterForm(NamedTuple):
+    """What a letter carries, as `Variant` says it of a collective. `is_single`: one array by itself."""
+
+    schedule: Schedule
+    collective: Collective
+    is_single: bool
+
+
+Form = Variant | LetterForm
 
 
 class SegmentCall(Call):
@@ -33,17 +45,19 @@ class SegmentCall(Call):
     def __init__(self, prepared: PreparedCall, arrays: list[Array], spec: nest.Spec) -> None:
         super().__init__(prepared, arrays, None, spec)
         self.job: core.Job | None = None
-        self._variant: Variant | None = None
+        self._variant: Form | None = None
         self._inputs: tuple[Array, ...] = ()
         self._results: list[Array] = []
 
     @property
     def is_out_intact(self) -> bool:
-        if self.out is None or self.verdict is None or self.verdict.cause is Cause.MISMATCH:
+        if self.out is None or self.verdict is None:
+            return True
+        if self.verdict.cause is Cause.MISMATCH and not self.prepared.is_p2p:
             return True  # contracts are compared before anything is delivered
         return not any(view is result for view, result in zip(self.out.views, self._results, strict=False))
 
-    def make_buffers(self, variant: Variant) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    def make_buffers(self, variant: Form) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
         """Return inputs and outputs in the order of a variant's phases; outputs are made, or are those of `out`."""
         self._variant = variant
         self._results = self._make_results(variant)
@@ -56,7 +70,18 @@ class SegmentCall(Call):
             self._inputs = tuple([self._keep_from_results(leaf, array, variant) for leaf, array in pairs])
         return self._inputs, tuple([self._results[leaf] for leaf in variant.schedule.outputs])
 
-    def adopt_buffers(self, variant: Variant, results: list[Array]) -> None:
+    def describe(self, job: core.Job) -> None:
+        """Go on with what others have told of lengths or structure.
+
+        Raises:
+            ValueError: that is nothing that an honest rank tells.
+        """
+        program = self.prepared.segment_program
+        assert isinstance(program, SegmentProgram)
+        variant = program.describe(job.blobs())
+        job.describe(variant.plan, *self.make_buffers(variant))
+
+    def adopt_buffers(self, variant: Form, results: list[Array]) -> None:
         """Take the arrays with which this call has been started already."""
         self._variant, self._results = variant, results
         self._inputs, self.arrays = tuple(self.arrays if variant.schedule.inputs else ()), []
@@ -69,7 +94,7 @@ class SegmentCall(Call):
             return np.array(array, order="C")
         return np.ascontiguousarray(array) if array.ndim else array
 
-    def _keep_from_results(self, leaf: int, array: Array, variant: Variant) -> Array:
+    def _keep_from_results(self, leaf: int, array: Array, variant: Form) -> Array:
         """Return an input, or a copy of it where results are written over it while it is still read."""
         for place in variant.schedule.outputs:
             output = self._results[place]
@@ -83,7 +108,7 @@ class SegmentCall(Call):
         operation = self.prepared.collective.operation
         return not (isinstance(operation, AllToAll) and operation.sizes)
 
-    def _make_results(self, variant: Variant) -> list[Array]:
+    def _make_results(self, variant: Form) -> list[Array]:
         """Arrays for the leaves of the result as they travel; those of `out` where it takes them as they are."""
         targets = self.out
         if targets is not None:
@@ -106,7 +131,7 @@ class SegmentCall(Call):
         operation = self.prepared.collective.operation
         return operation.axis if isinstance(operation, AxisOperation) else 0
 
-    def _check_out(self, out: Targets, variant: Variant) -> None:
+    def _check_out(self, out: Targets, variant: Form) -> None:
         axis = self._axis
         types = [
             (dtype, axes.restore_shape(shape, axis) if axis else shape) for dtype, shape in variant.schedule.results
@@ -162,10 +187,10 @@ class SegmentCall(Call):
         paths = nest.key_paths(self._parse_structure(variant) if self.out is None else self.out.spec)
         return [(path, self._get_leaf(index)) for index, path in reversed(list(enumerate(paths)))]
 
-    def _parse_structure(self, variant: Variant) -> nest.Spec:
+    def _parse_structure(self, variant: Form) -> nest.Spec:
         return parse_structure(self.prepared.op, variant.collective.structure, len(self._results))
 
-    def _require_variant(self) -> Variant:
+    def _require_variant(self) -> Form:
         if self._variant is None:
             raise InternalError(f"{self.prepared.op} has no result")  # the channel lets no such call end well
         return self._variant

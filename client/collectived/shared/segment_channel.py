@@ -1,22 +1,24 @@
 """A rank whose collectives the ranks of its host carry out by themselves, in a segment of shared memory.
 
 The segment alone says whether an instance is complete. The doorbell beside it carries what is rare: an abort, the words
-of a verdict, sends and receives. Where the segment says that nothing completes any more, this rank asks its worker for
-the verdict that all ranks are given.
+of a verdict, a send or receive that has waited for a while, so that the worker tells of it and watches its deadline.
+Where the segment says that nothing completes any more, this rank asks its worker for the verdict that all ranks are
+given.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
 import threading
 from collections.abc import Callable
+from itertools import count
 from time import monotonic
-from types import CodeType, FrameType
-from typing import Any, NamedTuple
-
-import numpy as np
+from types import FrameType
+from typing import Any
+from weakref import WeakValueDictionary
 
 from collectived import call_site
 from collectived.calls.buffers import ArenaAddress
@@ -24,17 +26,18 @@ from collectived.calls.call import ALL_PACKS, Call
 from collectived.calls.channel import NOT_REPEATED
 from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
 from collectived.calls.prepare import PreparedCall
-from collectived.calls.timeout import DEADLINE_GRACE
 from collectived.errors import DeadlineExceededError, UnavailableError
 from collectived.shared import seqpacket
 from collectived.shared.doorbell import Doorbell
 from collectived.shared.segment_call import SegmentCall
+from collectived.shared.segment_letters import STOP_NANOSECONDS, Announcements, LetterCall
 from collectived.shared.segment_program import SegmentProgram
+from collectived.shared.segment_reasons import word_end
+from collectived.shared.segment_repeats import RUN_SECONDS, Repeats
 from collectived.values import nest
 from collectived.values.leaves import Array
 from collectived_native import core, segment
 from collectived_native.segment import Geometry
-from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
 from collectived_proto.ipc import messages
 from collectived_proto.rows import lacks_axis
@@ -46,37 +49,6 @@ _VERDICT_TIMEOUT = 2.0  # seconds in which a worker that lives says why nothing 
 _DEADLINE_VERDICT_TIMEOUT = 0.09  # the same after a deadline, which the worker has noticed before
 _PACK_INTERVAL = 0.001  # seconds between two looks at the packs of a call that are complete
 _COLLECT_SECONDS = 1.0
-_MAX_REPEATS = 2048
-_STOP_NANOSECONDS = 50_000_000  # in which the core lets go of memory after the end of a generation
-_RUN_SECONDS = 0.02  # for which the core waits before it hands a call back
-
-
-class Repeat(NamedTuple):
-    """A collective of one array that a line of the caller's has started before, ready to be run again.
-
-    Attributes:
-        code: keeps the caller's code alive, for its identity is part of the key.
-    """
-
-    code: CodeType
-    generation: int
-    program: SegmentProgram
-    prepared: PreparedCall
-    nanoseconds: int
-    result_dtype: np.dtype[Any] | None
-    result_shape: tuple[int, ...]
-
-    @property
-    def receives(self) -> bool:
-        return self.result_dtype is not None
-
-    def takes(self, value: Array, out: Array) -> bool:
-        """Whether the result can be written straight into `out`."""
-        if out.dtype != self.result_dtype or out.shape != self.result_shape:
-            return False
-        if not (out.flags.c_contiguous and out.flags.writeable):
-            return False
-        return out is value or (out.base is None and value.base is None)  # else they may overlap
 
 
 class SegmentChannel(Doorbell):
@@ -92,7 +64,10 @@ class SegmentChannel(Doorbell):
         self._describing = threading.Lock()
         self._has_describer = False  # under `mutex`
         self._is_declined = False
-        self._repeats: dict[tuple[Any, ...], Repeat] = {}
+        self._repeats = Repeats()
+        self._post_numbers = count(messages.P2P_BASE)
+        self._posted: WeakValueDictionary[core.Job, LetterCall] = WeakValueDictionary()  # those that are asynchronous
+        self._announcements = Announcements(self.mutex, self._send_now)
 
     def await_segment(self, timeout: float) -> core.Engine | None:
         """Return this rank's engine in the current generation, None where its ranks do not meet in a segment.
@@ -114,9 +89,9 @@ class SegmentChannel(Doorbell):
     def make_call(
         self, prepared: PreparedCall, arrays: list[Array], located: list[ArenaAddress | None] | None, spec: nest.Spec
     ) -> Call:
-        if prepared.is_p2p or self._is_declined:
+        if self._is_declined:
             return super().make_call(prepared, arrays, located, spec)
-        return SegmentCall(prepared, arrays, spec)
+        return (LetterCall if prepared.is_p2p else SegmentCall)(prepared, arrays, spec)
 
     def _try_submit(
         self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
@@ -129,6 +104,8 @@ class SegmentChannel(Doorbell):
         engine = self._engines.get(self.rank_state.generation) or self.await_segment(_VERDICT_TIMEOUT)
         if engine is None:
             raise UnavailableError(f"{self._worker} cannot let the ranks of this group go on in shared memory; rejoin")
+        if isinstance(call, LetterCall):
+            return self._post(call, engine)
         if lacks_axis(call.prepared.collective):
             self._dispute(call, engine)
             return True
@@ -168,36 +145,34 @@ class SegmentChannel(Doorbell):
             job = engine.submit(plan, inputs, outputs, nanoseconds, program.blob, program.may_describe)
         else:
             started = engine.run(plan, inputs, outputs, nanoseconds, program.blob)
-            if started is None:
-                self._on_complete(call, engine)
+            if started is None:  # nobody else knows of it
+                self.rank_state.next_instance = engine.next_instance()
+                call.waiting = engine.waiting()
+                call.end()
                 return
             job = started
         self._adopt(call, job, engine)
         if call.copies_inputs and program.may_describe:
-            self._start_describer(engine)
+            self._start_describer()
 
     def repeat(self, operation: Operation, value: Any, out: Any, frame: FrameType) -> Any:
-        again = self._repeats.get((operation, value.dtype, value.shape, id(frame.f_code), frame.f_lasti))
-        state = self.rank_state
+        again, state = self._repeats.find(operation, value, frame), self.rank_state
         if again is None or again.generation != state.generation or state.verdict is not None:
             return NOT_REPEATED
-        if not value.flags.c_contiguous:
-            return NOT_REPEATED
-        if out is None:
-            result = np.empty(again.result_shape, again.result_dtype) if again.receives else None
-        elif type(out) is np.ndarray and again.takes(value, out):
-            result = out
-        else:
-            return NOT_REPEATED
-        outputs = () if result is None else (result,)
-        program, engine = again.program, again.program.engine
         try:
-            inputs = (value,) if program.first.schedule.inputs else ()
-            job = engine.run(program.first.plan, inputs, outputs, again.nanoseconds, program.blob)
-            if job is None:
-                state.waiting = engine.waiting()
-                return result
-            return self._adopt_repeat(again, value, out, result, job)
+            found = again.run(value, out)
+            if found is None:
+                return NOT_REPEATED
+            result, array, form, job = found
+            if job is not None:
+                call = again.make_call(value, out, array, form)
+                self._adopt(call, job, again.program.engine)
+                return call
+            if again.prepared.is_p2p:
+                next(self._post_numbers)
+            else:
+                state.waiting = again.program.engine.waiting()
+            return result
         except KeyboardInterrupt:
             self.on_interrupt()
             raise
@@ -205,43 +180,65 @@ class SegmentChannel(Doorbell):
             self.abort(call_site.describe_error(error, error.__traceback__))
             raise
 
-    def _adopt_repeat(self, again: Repeat, value: Array, out: Any, result: Array | None, job: core.Job) -> SegmentCall:
-        """Make a call of a job that did not complete at once."""
-        call = SegmentCall(again.prepared, [value], nest.LEAF)
-        if out is not None:
-            call.set_out(out)
-        if again.nanoseconds:
-            call.timeout = again.nanoseconds / 1e9
-            call.cutoff = monotonic() + call.timeout + DEADLINE_GRACE - _RUN_SECONDS
-        call.adopt_buffers(again.program.first, [] if result is None else [result])
-        self._adopt(call, job, again.program.engine)
-        return call
-
     def remember(self, call: Call, operation: Operation, value: Any, frame: FrameType, timeout: float | None) -> None:
-        program = call.prepared.segment_program
-        if not isinstance(call, SegmentCall) or not isinstance(program, SegmentProgram):
-            return
-        if not (call_site.is_caller(frame) and value.dtype.isnative and call.has_rows_first and call.may_write_over):
-            return  # the core could not take such a value as it is
-        schedule = program.first.schedule
-        if len(self._repeats) >= _MAX_REPEATS:
-            self._repeats.clear()
-        self._repeats[operation, value.dtype, value.shape, id(frame.f_code), frame.f_lasti] = Repeat(
-            frame.f_code,
-            self.rank_state.generation,
-            program,
-            call.prepared,
-            int((timeout or 0.0) * 1e9),
-            *(schedule.results[0] if schedule.outputs else (None, ())),
-        )
+        self._repeats.add(call, operation, value, frame, timeout)
+
+    # Sends and receives
+
+    def _post(self, call: LetterCall, engine: core.Engine) -> bool:
+        """Start a send or receive; False, and nothing is done, where there is no room."""
+        with self.mutex:
+            if not self._has_room(True):
+                return False
+            call.assign_instance(self.rank_state.generation, next(self._post_numbers))  # it may be on its way
+        job = call.start(engine)
+        if job is None:
+            call.end()
+        else:
+            self._adopt(call, job, engine)
+        return True
+
+    def _on_letter_there(self, call: LetterCall) -> None:
+        """All of a letter has been sent, or received."""
+        try:
+            with self._describing:
+                call.unpack()
+        except (MemoryError, ValueError) as error:
+            self._refuse(error)
+        with self.mutex:
+            ended = not call.complete
+            self._end_call(call, None)
+        done = messages.Completion(call.instance, 0, True, False).encode()
+        if ended and call.is_announced and not self._send(done, call):
+            with self.mutex:
+                self._mark_lost("it takes no more messages")
 
     def _adopt(self, call: SegmentCall, job: core.Job, engine: core.Engine) -> None:
         """Look after a call that has not completed at once."""
         call.job = job
         with self.mutex:
-            call.assign_instance(self.rank_state.generation, job.instance())
+            if not isinstance(call, LetterCall):
+                call.assign_instance(self.rank_state.generation, job.instance())
+            elif call.instance < 0:
+                call.assign_instance(self.rank_state.generation, next(self._post_numbers))
             self.rank_state.next_instance = engine.next_instance()
             self._calls[call.instance] = call
+            if isinstance(call, LetterCall) and call.copies_inputs:
+                self._posted[job] = call
+        if isinstance(call, LetterCall):
+            self._look_after(call, job, engine)
+
+    def _look_after(self, call: LetterCall, job: core.Job, engine: core.Engine) -> None:
+        """Have a send or receive told of, and go on, whoever waits for it."""
+        state = job.state()
+        if state in (core.COMPLETE, core.DESCRIBE):
+            self._on_state(call, job, state)
+        elif not call.copies_inputs:  # it has waited for a while
+            self._announcements.announce(call)
+        if call.copies_inputs and not call.complete:
+            rests = self._announcements.add(call)
+            if not self._start_describer() and rests:
+                self._announcements.announce_old(0.0)
 
     def _handle(self, message: bytes, descriptor: int) -> Exception | None:
         self._count_instances()
@@ -252,12 +249,6 @@ class SegmentChannel(Doorbell):
         engine = self._engines.get(self.rank_state.generation)
         if engine is not None:
             self.rank_state.next_instance = engine.next_instance()
-
-    def _on_complete(self, call: SegmentCall, engine: core.Engine) -> None:
-        """A call has completed that nobody else knows of."""
-        self.rank_state.next_instance = engine.next_instance()
-        call.waiting = engine.waiting()
-        call.end()
 
     # Waiting
 
@@ -273,13 +264,18 @@ class SegmentChannel(Doorbell):
                 if job is None or call.complete:  # another thread is ending it
                     self._leader_follower.wait_as_follower(call, packs, until)
                 else:
-                    left = until - monotonic()
-                    if packs != ALL_PACKS:
+                    is_letter = isinstance(call, LetterCall)
+                    left = (min(until, call.cutoff) if is_letter else until) - monotonic()
+                    if packs != ALL_PACKS and not is_letter:
                         left = min(left, _PACK_INTERVAL)
                     self._on_state(call, job, job.wait(-1 if left == math.inf else max(0, int(left * 1e9))))
                     call.count_packs()
+                    if is_letter:  # of a collective the core watches the deadline
+                        self._check_cutoff(call)
                 if until != math.inf and monotonic() >= until:
                     return
+            if isinstance(call, LetterCall):
+                call.await_release()
         except KeyboardInterrupt:
             self.on_interrupt()
             raise
@@ -287,14 +283,19 @@ class SegmentChannel(Doorbell):
     def _on_state(self, call: SegmentCall, job: core.Job, state: int) -> None:
         """React to what has become of a job."""
         if state == core.COMPLETE:
-            with self.mutex:
-                self._end_call(call, None)
+            if isinstance(call, LetterCall):
+                self._on_letter_there(call)
+            else:
+                with self.mutex:
+                    self._end_call(call, None)
             self.callbacks.dispatch()
         elif state == core.DESCRIBE:
             self._describe(call, job)
         elif state > 0:
             self._fail(call, state)
         else:
+            if state == core.KNOCK and isinstance(call, LetterCall):
+                self._announcements.announce(call)
             super().poll()
 
     def _end_call(self, call: SegmentCall, verdict: Verdict | None) -> None:
@@ -305,51 +306,69 @@ class SegmentChannel(Doorbell):
         self._in_flight.end(call, verdict)
         if call.job is not None:
             call.waiting = call.job.waiting()
-        call.job = None
+        if not (call.is_running and isinstance(call, LetterCall)):
+            call.job = None
 
     def poll(self) -> None:
         super().poll()
+        engine = self._engines.get(self.rank_state.generation)
+        if self._posted and engine is not None:
+            self._collect(engine, 0)
         for call in list(self._calls.values()):
-            if isinstance(call, SegmentCall) and (job := call.job) is not None:
+            if isinstance(call, SegmentCall) and not isinstance(call, LetterCall) and (job := call.job) is not None:
                 state = job.state()
                 if state in (core.COMPLETE, core.DESCRIBE):
                     self._on_state(call, job, state)
+
+    def _collect(self, engine: core.Engine, nanoseconds: int) -> None:
+        """Go on with what is done, or needs to be described, though nobody waits for it."""
+        for job in engine.collect(nanoseconds):
+            letter = self._posted.get(job)
+            call = self._calls.get(job.instance()) if letter is None else letter
+            state = job.state()
+            if not isinstance(call, SegmentCall) or call.job is not job:
+                continue
+            if state == core.DESCRIBE:
+                self._describe(call, job)
+            elif letter is not None and state in (core.COMPLETE, core.NO_ROOM):
+                self._on_state(call, job, state)
+            elif letter is not None and state > 0:
+                self._announcements.announce(letter)  # the worker says why
 
     def _describe(self, call: SegmentCall, job: core.Job) -> None:
         """Go on with a call whose lengths or structure the other ranks have told."""
         with self._describing:
             if job.state() != core.DESCRIBE:  # another thread was quicker
                 return
-            program = call.prepared.segment_program
-            assert isinstance(program, SegmentProgram)
             try:
-                variant = program.describe(job.blobs())
-                job.describe(variant.plan, *call.make_buffers(variant))
+                call.describe(job)
             except BaseException as error:
                 self._engines[call.generation].abort(core.FAILED, self._seat)
                 if not isinstance(error, (MemoryError, ValueError)):
                     raise
-                self.abort(f"rank {self.rank_state.rank} cannot take what comes: {error or 'out of memory'}")
+                self._refuse(error)
 
-    def _start_describer(self, engine: core.Engine) -> None:
-        """Have a thread go on with asynchronous calls that need it, though nobody waits for them."""
+    def _refuse(self, error: Exception) -> None:
+        self.abort(f"rank {self.rank_state.rank} cannot take what comes: {error or 'out of memory'}")
+
+    def _start_describer(self) -> bool:
+        """Have a thread go on with asynchronous calls that need it, though nobody waits; whether there was none yet."""
         with self.mutex:
-            if self._has_describer:
-                return
-            self._has_describer = True
-        threading.Thread(target=self._describe_all, args=(engine,), name="collectived-describer", daemon=True).start()
+            has_describer, self._has_describer = self._has_describer, True
+        if not has_describer:
+            threading.Thread(target=self._describe_all, name="collectived-describer", daemon=True).start()
+        return not has_describer
 
-    def _describe_all(self, engine: core.Engine) -> None:
+    def _describe_all(self) -> None:
         while True:
-            jobs = engine.collect(int(_COLLECT_SECONDS * 1e9))
-            for job in jobs:
-                call = self._calls.get(job.instance())
-                if isinstance(call, SegmentCall) and call.job is job and job.state() == core.DESCRIBE:
-                    self._describe(call, job)
+            are_young = self._announcements.announce_old(RUN_SECONDS)
             with self.mutex:
-                if not any(call.is_running for call in self._calls.values()):
+                engine = self._engines.get(self.rank_state.generation)
+                if engine is None or not any(call.is_running for call in self._calls.values()):
                     self._has_describer = False
                     return
+            with contextlib.suppress(RuntimeError):  # it has been detached since
+                self._collect(engine, int((RUN_SECONDS if are_young else _COLLECT_SECONDS) * 1e9))
 
     # The end of a generation
 
@@ -361,8 +380,15 @@ class SegmentChannel(Doorbell):
                 self._mark_lost("it has closed the connection")
             self.callbacks.dispatch()
             return
-        asked = messages.Submit(call.generation, call.prepared.id, call.instance, 0.0, False, ())
-        sent = seqpacket.send(self._socket, asked.encode(), _DEADLINE_VERDICT_TIMEOUT)
+        if reason == core.NO_ROOM:
+            self._end_generation(word_end(self.rank_state, call, reason, self._seat), self._cutoff_ack_timeout)
+            return
+        if isinstance(call, LetterCall):
+            self._announcements.announce(call)
+            sent = call.is_announced
+        else:
+            asked = messages.Submit(call.generation, call.prepared.id, call.instance, 0.0, False, ())
+            sent = seqpacket.send(self._socket, asked.encode(), _DEADLINE_VERDICT_TIMEOUT)
         end = monotonic() + (_VERDICT_TIMEOUT if sent else 0.0)
         if reason == core.DEADLINE and sent:  # where the coordinator is away, the worker decides alone a little later
             end = max(end - _VERDICT_TIMEOUT + _DEADLINE_VERDICT_TIMEOUT, min(end, call.cutoff))
@@ -380,11 +406,7 @@ class SegmentChannel(Doorbell):
         """Say what the segment says, for the worker does not."""
         if reason == core.DEADLINE:
             return self.rank_state.make_overdue_verdict(call, self._worker)
-        culprit = self._engines[call.generation].verdict()[2]
-        cause, what = _CAUSES.get(reason, (Cause.ABORTED, "rank {rank} has ended it"))
-        text = what.format(rank=culprit)
-        message = f"{call.prepared.op} #{call.instance} of group {self.rank_state.group.name!r}: {text}"
-        return self.rank_state.make_verdict(cause, message, call)
+        return word_end(self.rank_state, call, reason, self._engines[call.generation].verdict()[2])
 
     def _read_once(self, end: float) -> bool:
         """Read the doorbell once, or let another thread do so; False once `end` of the monotonic clock is over."""
@@ -414,9 +436,13 @@ class SegmentChannel(Doorbell):
 
     def _await_jobs(self) -> None:
         """Wait until the core reads and writes nothing of the caller's any more; the generation is over."""
-        for call in list(self._calls.values()):
-            if isinstance(call, SegmentCall) and (job := call.job) is not None:
-                job.wait(_STOP_NANOSECONDS)
+        jobs = [
+            call.job for call in list(self._calls.values()) if isinstance(call, SegmentCall) and call.job is not None
+        ]
+        for job in jobs:
+            job.abandon()
+        for job in jobs:
+            job.wait(STOP_NANOSECONDS)
 
     def _give_up(self, call: Call, verdict: Verdict) -> None:
         if isinstance(call, SegmentCall):
@@ -469,13 +495,3 @@ class SegmentChannel(Doorbell):
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
-
-
-_CAUSES = {
-    core.LOST: (Cause.LOST_RANK, "rank {rank} is lost"),
-    core.LEFT: (Cause.LEFT, "rank {rank} has left"),
-    core.MISMATCH: (Cause.MISMATCH, "rank {rank} differs from another one"),
-    core.NONSENSE: (Cause.LOST_RANK, "rank {rank} has written nonsense into shared memory"),
-    core.ABORTED: (Cause.ABORTED, "rank {rank} has aborted"),
-    core.INTERRUPTED: (Cause.ABORTED, "interrupted on rank {rank}"),
-}

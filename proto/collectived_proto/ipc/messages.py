@@ -66,7 +66,7 @@ class MessageType(enum.IntEnum):
     PING = 5  # are you there?
     FAIL = 7  # the same because of a failure of this rank: its cause (a Cause, one byte) and text follow
     EVENT = 6  # an event of a GPU, by a number and CUDA's handle of it
-    # worker → client, doorbell
+    # worker → client, doorbell; DONE also back, of a send or recv that ranks in a segment carry out themselves
     DONE = 16  # one pack of an instance is complete
     FAILED = 17  # an instance ended with a verdict (a serialized collectived.v1.Verdict follows)
     PONG = 18  # with a text where memory of this rank is still in use

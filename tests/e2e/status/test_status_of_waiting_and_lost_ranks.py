@@ -23,23 +23,29 @@ def until(cluster: Any, fact: Any) -> status_pb2.GroupStatus:
     return settle(looked)
 
 
-def test_status_tells_which_rank_waits_for_a_letter_of_which(two_workers: Any) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("async_op", [False, True])
+def test_status_tells_which_rank_waits_for_a_letter_of_which(
+    request: pytest.FixtureRequest, workers: int, async_op: bool
+) -> None:
+    cluster: Any = request.getfixturevalue("one_worker" if workers == 1 else "two_workers")
     seen = threading.Event()
 
     def body(group: cd.Group) -> Any:
         if group.rank == 0:
-            told = until(two_workers, lambda one: one.name.endswith(group.name) and one.posts)
+            told = until(cluster, lambda one: one.name.endswith(group.name) and one.posts)
             seen.set()
             group.send(np.ones(3), 1, tag=5)
             return told
-        return group.recv(0, tag=5)
+        received = group.recv(0, tag=5, async_op=async_op)
+        return received.result() if async_op else received
 
-    told, letter = two_workers.run(2, body)
+    told, letter = cluster.run(2, body)
     assert seen.is_set() and letter.tolist() == [1, 1, 1]
     (post,) = told.posts
     assert (post.rank, post.peer, post.tag, post.op) == (1, 0, 5, "recv(source=0, tag=5)")
     assert "test_status_of_waiting_and_lost_ranks.py" in post.site and post.seconds >= 0
-    until(two_workers, lambda one: one.generation == told.generation and not one.posts)
+    until(cluster, lambda one: one.generation == told.generation and not one.posts)
 
 
 def test_status_says_that_the_hint_nccl_is_not_followed(two_workers: Any) -> None:

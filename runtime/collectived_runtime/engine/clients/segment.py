@@ -36,6 +36,7 @@ class GroupSegment:
     """Shared memory for the ranks of one generation, as its worker holds it.
 
     Args:
+        mail_bytes: which messages that nobody has asked for may take, of all ranks together.
         on_knock: called when a rank has waited for a while.
 
     Raises:
@@ -43,14 +44,20 @@ class GroupSegment:
     """
 
     def __init__(
-        self, ranks: Sequence[int], generation: int, start: int, poller: Poller, on_knock: Callable[[], None]
+        self,
+        ranks: Sequence[int],
+        generation: int,
+        start: int,
+        mail_bytes: int,
+        poller: Poller,
+        on_knock: Callable[[], None],
     ) -> None:
         self.seats = {rank: seat for seat, rank in enumerate(ranks)}
         self.ranks = tuple(ranks)
         self._generation = generation
         self._poller = poller
         self._on_knock = on_knock
-        self._geometry = Geometry.choose(len(ranks), cores=count_cores(), start=start)
+        self._geometry = Geometry.choose(len(ranks), cores=count_cores(), start=start, mail=mail_bytes // len(ranks))
         self._knocker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._memory = -1
         try:

@@ -4,7 +4,8 @@ The loop is not on the path of a collective. It looks when a rank has waited for
 deadlines. It tells the tracker what it sees, so that stalls, deadlines and verdicts are decided as in other groups. The
 segment's word comes first: an instance has failed once the segment says so, and what is reported says the same.
 
-It counts what has been done by what the first rank has counted, so that each instance counts once for its group.
+It counts what has been done by what the first rank has counted, so that each instance counts once for its group; of
+messages, by what each rank has counted.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.clients.segment import NS, GroupSegment
 from collectived_runtime.engine.failure.reporter import FaultReporter
-from collectived_runtime.engine.record.counters import OPERATIONS
+from collectived_runtime.engine.record.counters import OPERATIONS, POINT_TO_POINT
 from collectived_runtime.engine.record.group_records import GroupRecords
 from collectived_runtime.engine.record.rates import OperationLoad
-from collectived_runtime.engine.record.segment_totals import SegmentTotals
+from collectived_runtime.engine.record.segment_totals import MessageTotals, SegmentTotals
 from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker, PreparedCollective
 
 _LOOK_SECONDS = 0.05  # between two looks at an instance that somebody waits for
@@ -33,6 +34,7 @@ _LATER_LOOK_SECONDS = 0.2  # the same once it has been waited for long
 _EXPLAIN_SECONDS = 0.1  # in which a rank that ended the generation says why
 _ENDED_BY_A_RANK = (core.ABORTED, core.INTERRUPTED, core.FAILED)
 _OPERATIONS = {getattr(core, name.upper()): name for name in BUS_FACTORS}
+_MESSAGES = {core.SENDS: "send", core.RECEIVES: "recv"}
 
 
 class SegmentWatch:
@@ -45,19 +47,24 @@ class SegmentWatch:
         reporter: FaultReporter,
         doorbells: Doorbells,
         records: GroupRecords,
+        mail_bytes: int,
     ) -> None:
         """
+        Args:
+            mail_bytes: which messages that nobody has asked for may take.
+
         Raises:
             OSError: there is no memory, or no descriptor, for a segment.
         """
         ranks, start = tuple(tracker.progress), tracker.next_number
         self._start = start
-        self._segment = GroupSegment(ranks, tracker.generation, start, poller, self.look)
+        self._segment = GroupSegment(ranks, tracker.generation, start, mail_bytes, poller, self.look)
         self._tracker = tracker
         self._reporter = reporter
         self._doorbells = doorbells
         self._records = records
         self._totals = SegmentTotals(start)
+        self._messages = MessageTotals()
         self._look_at = math.inf
         self._explain_by = math.inf  # when to say for a rank why it has ended the generation
         self._reported = False  # why the generation is over
@@ -138,6 +145,12 @@ class SegmentWatch:
         """Count what has completed since the last look, in the words of the first rank."""
         for gained in self._totals.take(totals, complete):
             self._record(gained, now)
+        for rank, seat in self._segment.seats.items():
+            for gained in self._messages.take(seat, self._segment.read_totals(rank)):
+                nbytes = gained.bytes if gained.operation == core.SENDS else 0  # they count once
+                self._records.counters.count_many(
+                    _MESSAGES[gained.operation], POINT_TO_POINT, gained.calls, nbytes, gained.nanoseconds / NS
+                )
         if self._tracker.progress[self._segment.ranks[0]].has_departed:
             self._settle_totals(complete, now)
 

@@ -121,7 +121,10 @@ class Generation:
                 raise messages.MalformedMessage(
                     f"{prepared.op} with event {submission.event}, for a value in the memory of a GPU"
                 )
-            self.point_to_point.submit(local_rank, submission, prepared)
+            if self.segment is None:
+                self.point_to_point.submit(local_rank, submission, prepared)
+            elif verdict := self.point_to_point.ops.watch(local_rank.rank, submission, prepared):
+                self.fail(local_rank, submission.instance, verdict)
             return
         if self.segment is not None:
             self.segment.answer(local_rank, prepared, submission.instance, self.fail)
@@ -183,9 +186,10 @@ class Generation:
         if not standing.has_departed:
             if self.segment is not None:
                 self.segment.left(rank)
+                self.point_to_point.ops.drop(rank)
             standing.has_departed = True
             self.reporter.report_left(rank, standing.submitted)
-            self.point_to_point.report_departed_peers()
+            self.point_to_point.ops.report_departed_peers()
 
     def abort(self, rank: int, cause: Cause, reason: str) -> None:
         standing = self.tracker.progress[rank]
@@ -212,6 +216,7 @@ class Generation:
         if not standing.has_departed:
             if self.segment is not None:
                 self.segment.lost(rank)
+                self.point_to_point.ops.drop(rank)
             standing.has_departed = True
             over = self.tracker.find_verdict(standing.submitted + 1) is not None
             level = logging.DEBUG if over else logging.INFO  # the verdict that follows is the warning
@@ -274,7 +279,7 @@ class Generation:
         alarm, report = self._tools.timers.next_deadline, self.reporter.next_deadline()
         if self.segment is not None:
             alarm = min(alarm, self.segment.next_deadline())
-        return min(alarm, report, self.point_to_point.next_deadline(), self.peer_consensus.next_deadline())
+        return min(alarm, report, self.point_to_point.ops.next_deadline(), self.peer_consensus.next_deadline())
 
     def on_timer(self, now: float) -> None:
         self._tools.timers.discard_expired(now)
@@ -424,7 +429,7 @@ class Generation:
             received = self.tracker.progress[rank].received
             if received >= verdict.from_instance and not any(rank in instance.arrivals for instance in failing):
                 self.fail(local_rank, received, verdict)
-        self.point_to_point.apply_verdict(verdict)
+        self.point_to_point.ops.apply_verdict(verdict, at_once=self.segment is not None)
         self.peer_consensus.notify_excluded(verdict)
         late, self._expired = self._expired, []
         for local_rank, number in late:

@@ -35,7 +35,8 @@ from collectived_runtime.engine.loop.context import GroupContext, RankResources,
 from collectived_runtime.engine.loop.execution import Execution
 from collectived_runtime.engine.loop.generation import Generation
 from collectived_runtime.engine.loop.programs import ProgramCache
-from collectived_runtime.engine.p2p.point_to_point import PendingOp
+from collectived_runtime.engine.p2p.pending_ops import PendingOp
+from collectived_runtime.engine.p2p.point_to_point import UNEXPECTED_MEMORY_DIVISOR
 from collectived_runtime.engine.record.counters import Counters
 from collectived_runtime.engine.record.flight_recorder import GroupLabel, GroupRecorder
 from collectived_runtime.engine.record.group_records import GroupRecords
@@ -135,7 +136,7 @@ class GroupLoop:
     @property
     def pending_ops(self) -> list[PendingOp]:
         """Sends and recvs that somebody waits for."""
-        return self._generation.point_to_point.pending
+        return self._generation.point_to_point.ops.posts
 
     @property
     def stall_after(self) -> float:
@@ -210,9 +211,10 @@ class GroupLoop:
 
     def _open_segment(self) -> None:
         current = self._generation
+        mail_bytes = self._worker.resources.budget.limit // UNEXPECTED_MEMORY_DIVISOR
         try:
             current.segment = SegmentWatch(
-                self._poller, current.tracker, current.reporter, self._doorbells, self._records
+                self._poller, current.tracker, current.reporter, self._doorbells, self._records, mail_bytes
             )
         except OSError as error:
             log.warning("group %s: its ranks cannot meet in shared memory: %s", self.name, error)
@@ -379,6 +381,8 @@ class GroupLoop:
             case messages.MessageType.RELEASE:
                 self._ranks.release(local_rank.rank, messages.parse_release(data))
                 self._doorbells.throttle(local_rank)
+            case messages.MessageType.DONE:
+                self._generation.point_to_point.ops.settle(local_rank.rank, messages.parse_done(data).instance)
             case messages.MessageType.LEAVE:
                 self._generation.leave(local_rank.rank)
             case messages.MessageType.ABORT | messages.MessageType.FAIL:

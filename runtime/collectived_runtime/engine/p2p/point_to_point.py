@@ -9,20 +9,17 @@ a rank that has left may still be on their way; where a rank has left in order, 
 
 from __future__ import annotations
 
-import heapq
-import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from collectived_proto.codec import collective_from_proto
-from collectived_proto.errors import Code, InvalidArgumentError
+from collectived_proto.errors import InvalidArgumentError
 from collectived_proto.ipc import messages
 from collectived_proto.types import Recv, Send, Verdict
 from collectived_proto.v1 import common_pb2
@@ -31,6 +28,7 @@ from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.local_rank import InputBuffers, LocalRank
 from collectived_runtime.engine.compile import negotiation
 from collectived_runtime.engine.compile.program import CHANNELS
+from collectived_runtime.engine.p2p.pending_ops import PeerReports, PendingOp, PendingOps
 from collectived_runtime.engine.record.counters import POINT_TO_POINT
 from collectived_runtime.engine.record.group_records import GroupRecords
 from collectived_runtime.engine.run import message as letters
@@ -50,50 +48,7 @@ from collectived_runtime.transport.link import BytesLike, Link, LinkBroken, Link
 
 CHANNEL = CHANNELS  # the one after those of tasks
 UNEXPECTED_MEMORY_DIVISOR = 4  # letters that nobody has asked for may take one part in so many of the worker's memory
-LAST_MESSAGES_SECONDS = 0.1  # after a verdict
 _WORKER = -1  # holds the slots of letters that nobody has asked for yet
-
-
-@dataclass(slots=True, eq=False)
-class PendingOp:
-    """A send or recv that somebody waits for. `peer` is the rank at its other end."""
-
-    rank: int
-    number: int
-    prepared: PreparedCollective
-    peer: int
-    deadline: float
-    timeout: float
-    submitted_at: float
-    stall_at: float
-    overdue: bool = False  # reported
-    stalled: bool = False  # the same
-
-    @property
-    def tag(self) -> int:
-        operation = self.prepared.collective.operation
-        assert isinstance(operation, (Send, Recv))
-        return operation.tag
-
-    @property
-    def description(self) -> str:
-        """`recv(source=0, tag=3) at train.py:8`"""
-        site = self.prepared.collective.site
-        return f"{self.prepared.op}{f' at {site}' if site else ''}"
-
-
-class PeerReports(Protocol):
-    """What is told when something is wrong between two ranks: they are named as (rank, peer)."""
-
-    def report_overdue(self, rank: int, peer: int, timeout: float, text: str) -> None: ...
-
-    def report_unclaimed(self, rank: int, peer: int, text: str) -> None: ...
-
-    def report_unanswered(self, rank: int, peer: int, waited: float, text: str) -> None: ...
-
-    def report_if_departed(self, rank: int, peer: int, text: str) -> None: ...
-
-    def mark_worker_gone(self, task: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +65,9 @@ class PointToPointContext:
 
 class PointToPoint:
     """Of one generation. Runs in the group loop's thread.
+
+    Attributes:
+        ops: what somebody waits for.
 
     Args:
         fail: tells a rank that one of its posts has failed.
@@ -131,33 +89,22 @@ class PointToPoint:
         self._fail = fail
         self._broken = broken
         self._next: dict[int, int] = {}  # by rank, the number of its next post
-        self._pending: dict[tuple[int, int], PendingOp] = {}  # by rank and number
-        self._outstanding: Counter[int] = Counter()  # how many of them each rank has
-        self._timers: list[tuple[float, int, int]] = []  # a heap: when a post is looked at next, its rank and number
-        self._next_reports: dict[tuple[int, int], float] = {}  # by rank and peer, when a stall is told again
+        self.ops = PendingOps(self._generation, reports, context.records, context.stall_after)
         self._posted_receives: dict[letters.MessageAddress, deque[PendingOp]] = {}  # recvs whose letter has not come
         self._unexpected: dict[letters.MessageAddress, deque[ResultSlot]] = {}  # letters that nobody has asked for
         self._arriving: dict[Link, ResultSlot] = {}
         self._local_copies: deque[Iterator[Wait]] = deque()
         self._out: dict[int, SendStream] = {}  # by place
         self._in: list[ReceiveStream] = []
-        # The verdict on all of this, and when it is carried out; the same for posts with a rank that has left in order.
-        self._final_verdict: tuple[Verdict, float] | None = None
-        self._departure_verdicts: dict[int, tuple[Verdict, float]] = {}
         self._closed = False
         accept_links(context.network, CHANNEL, self._on_link)
 
     @property
     def idle(self) -> bool:
         """Whether nothing of what was submitted here is still on its way, or need arrive any more."""
-        if self._pending or self._local_copies:
+        if self.ops or self._local_copies:
             return False
-        return self._final_verdict is not None or all(way.idle for way in self._out.values())
-
-    @property
-    def pending(self) -> list[PendingOp]:
-        """What somebody waits for; may be read from any thread."""
-        return list(self._pending.values())
+        return self.ops.final_verdict is not None or all(way.idle for way in self._out.values())
 
     def traffic(self) -> tuple[int, int]:
         """Bytes sent and received over links of their own; may be read from any thread."""
@@ -178,50 +125,30 @@ class PointToPoint:
             for message in local_rank.get_outcomes(submission.instance):
                 self._context.doorbells.send(local_rank, message)
             return
-        mine = self._outstanding[local_rank.rank]
-        if submission.instance > expected or mine >= messages.MAX_P2P_OUTSTANDING:
+        if submission.instance > expected:
             number = submission.instance - messages.P2P_BASE
-            raise OutOfOrder(f"rank {local_rank.rank} submitted send or recv {number} with {mine} outstanding")
+            raise OutOfOrder(f"rank {local_rank.rank} submitted send or recv {number} out of turn")
+        post = self.ops.make(local_rank.rank, submission, prepared)
         self._next[local_rank.rank] = submission.instance + 1
-        operation = prepared.collective.operation
-        now = time.monotonic()
-        deadline = now + submission.remaining if submission.remaining else math.inf
-        times = (deadline, submission.timeout, now, now + self._context.stall_after)
-        match operation:
-            case Send(to, tag):
-                sources = local_rank.resolve_inputs(prepared, submission)
-                self._send(
-                    local_rank,
-                    PendingOp(local_rank.rank, submission.instance, prepared, to, *times),
-                    (to, local_rank.rank, tag),
-                    sources,
-                )
-            case Recv(source, tag):
-                self._receive(
-                    PendingOp(local_rank.rank, submission.instance, prepared, source, *times),
-                    (local_rank.rank, source, tag),
-                )
-            case _:
-                raise messages.MalformedMessage(f"{operation} numbered as a send or recv")
+        if isinstance(prepared.collective.operation, Send):
+            sources = local_rank.resolve_inputs(prepared, submission)
+            self._send(local_rank, post, (post.peer, post.rank, post.tag), sources)
+        else:
+            self._receive(post, (post.rank, post.peer, post.tag))
 
     def drop_receiver(self, rank: int) -> None:
         """This rank asks for nothing any more; what it has sent goes on."""
         for address in [address for address in self._unexpected if address[0] == rank]:
             for slot in self._unexpected.pop(address):
                 self._context.results.release(slot.number, _WORKER)
-        for key in [key for key, post in self._pending.items() if key[0] == rank]:
-            if isinstance(self._pending[key].prepared.collective.operation, Recv):
-                self._cancel_receive(self._remove(*key))
-
-    def report_departed_peers(self) -> None:
-        """Somebody has left: what waits for them does so in vain."""
-        for post in self._pending.values():
-            self._reporter.report_if_departed(post.rank, post.peer, post.description)
+        for post in self.ops.posts:
+            if post.rank == rank and isinstance(post.prepared.collective.operation, Recv):
+                self._cancel_receive(self.ops.remove(rank, post.number))
 
     def _on_peer_gone(self, task: int) -> None:
         """A worker has parted, for none of its ranks will send or receive any more."""
         self._reporter.mark_worker_gone(task)
-        self.report_departed_peers()
+        self.ops.report_departed_peers()
 
     def discard(self, rank: int) -> None:
         """The memory of this rank must not be read any more."""
@@ -237,84 +164,15 @@ class PointToPoint:
             self._local_copies.popleft()
         return bool(self._local_copies)
 
-    def next_deadline(self) -> float:
-        """When `on_timer` has something to do; inf where nothing is to come."""
-        if not self._pending:
-            return math.inf
-        while self._timers and self._timers[0][1:] not in self._pending:
-            heapq.heappop(self._timers)
-        times = [self._timers[0][0] if self._timers else math.inf]
-        if self._final_verdict or self._departure_verdicts:
-            times += [ending[1] for post in self._pending.values() if (ending := self._find_verdict(post)) is not None]
-        return min(times)
-
     def on_timer(self, now: float) -> None:
-        if self._final_verdict or self._departure_verdicts:
-            self._fail_by_verdicts(now)
-        while self._timers and self._timers[0][0] <= now:
-            post = self._pending.get(heapq.heappop(self._timers)[1:])
-            if post is None:
-                continue
-            if post.deadline <= now and not post.overdue:
-                post.overdue = True
-                self._reporter.report_overdue(post.rank, post.peer, post.timeout, post.description)
-            elif post.stall_at <= now:
-                self._on_stalled(post, now)
-            self._set_timer(post)
-
-    def _set_timer(self, post: PendingOp) -> None:
-        if len(self._timers) > 2 * len(self._pending) + 64:  # most of them are over
-            self._timers = sorted(timer for timer in self._timers if timer[1:] in self._pending)
-        due = post.stall_at if post.overdue else min(post.stall_at, post.deadline)
-        heapq.heappush(self._timers, (due, post.rank, post.number))
-
-    def _on_stalled(self, post: PendingOp, now: float) -> None:
-        """A post has waited long. Of many that wait for one peer only one is told at a time."""
-        waited = now - post.submitted_at
-        self._context.records.counters.stalls += not post.stalled
-        post.stalled = True
-        post.stall_at = now + max(self._context.stall_after, waited)  # again after twice the time
-        if now >= self._next_reports.get((post.rank, post.peer), 0.0):
-            self._next_reports[post.rank, post.peer] = now + self._context.stall_after
-            self._reporter.report_unanswered(post.rank, post.peer, waited, post.description)
-
-    def _fail_by_verdicts(self, now: float) -> None:
-        for post in list(self._pending.values()):
-            ending = self._find_verdict(post)
-            if ending is None or ending[1] > now:
-                continue
-            self._cancel_receive(self._remove(post.rank, post.number))
+        for post, verdict in self.ops.pop_failed(now):
+            self._cancel_receive(post)
             for way in self._out.values():  # its caller may use its memory again
                 way.discard(post.rank, post.number)
-            if self._final_verdict is not None:
+            if self.ops.final_verdict is not None:
                 self._local_copies.clear()
-            self._record(post, ending[0])
-            self._context.records.counters.count_failure(
-                post.prepared.collective.operation, POINT_TO_POINT, ending[0].code
-            )
-            self._fail(self._context.doorbells.local_ranks[post.rank], post.number, ending[0])
-
-    def _add(self, post: PendingOp) -> None:
-        self._pending[post.rank, post.number] = post
-        self._outstanding[post.rank] += 1
-        self._set_timer(post)
-
-    def _remove(self, rank: int, number: int) -> PendingOp:
-        self._outstanding[rank] -= 1
-        return self._pending.pop((rank, number))
-
-    def apply_verdict(self, verdict: Verdict) -> None:
-        last_letters = 0.0 if verdict.code == Code.DEADLINE_EXCEEDED else LAST_MESSAGES_SECONDS  # they had their time
-        carried_out = (verdict, time.monotonic() + last_letters)
-        if verdict.orderly:
-            for member in verdict.missing:
-                self._departure_verdicts.setdefault(member.rank, carried_out)
-        elif self._final_verdict is None:
-            self._final_verdict = carried_out
-
-    def _find_verdict(self, post: PendingOp) -> tuple[Verdict, float] | None:
-        """The verdict by which a post fails, and when."""
-        return self._final_verdict or self._departure_verdicts.get(post.peer)
+            self._fail(self._context.doorbells.local_ranks[post.rank], post.number, verdict)
+        self.ops.on_timer(now)
 
     def close(self) -> None:
         self._closed = True
@@ -338,11 +196,11 @@ class PointToPoint:
     def _send(
         self, local_rank: LocalRank, post: PendingOp, address: letters.MessageAddress, sources: InputBuffers
     ) -> None:
-        ending = self._find_verdict(post)
+        ending = self.ops.find_verdict(post)
         if ending is not None:
             self._fail(local_rank, post.number, ending[0])
             return
-        self._add(post)
+        self.ops.add(post)
         collective = post.prepared.collective
         description = negotiation.encode_announcement(collective)
         leaves = [sources.leaf(index) for index in range(len(collective.leaves))]
@@ -380,9 +238,9 @@ class PointToPoint:
         self._match_message(address, slot)
 
     def _complete_send(self, post: PendingOp) -> None:
-        if (post.rank, post.number) in self._pending:
-            self._remove(post.rank, post.number)
-            self._record(post)
+        if (post.rank, post.number) in self.ops:
+            self.ops.remove(post.rank, post.number)
+            self.ops.record(post)
             self._count(post, sum(leaf.nbytes for leaf in post.prepared.collective.leaves))
             self._send_completion(post.rank, messages.Completion(post.number, 0, True, False))
 
@@ -463,7 +321,7 @@ class PointToPoint:
             self._unexpected.setdefault(address, deque()).append(slot)
 
     def _receive(self, post: PendingOp, address: letters.MessageAddress) -> None:
-        self._add(post)
+        self.ops.add(post)
         box = self._unexpected.get(address)
         if box:
             self._complete_receive(post, box.popleft())
@@ -474,18 +332,14 @@ class PointToPoint:
         self._reporter.report_if_departed(post.rank, post.peer, post.description)
 
     def _complete_receive(self, post: PendingOp, slot: ResultSlot) -> None:
-        self._remove(post.rank, post.number)
-        self._record(post, nbytes=slot.size)
+        self.ops.remove(post.rank, post.number)
+        self.ops.record(post, nbytes=slot.size)
         self._count(post, 0)  # its sender's worker has counted it
         slot.holders.add(post.rank)
         self._context.results.release(slot.number, _WORKER)
         self._send_completion(
             post.rank, messages.Completion(post.number, 0, True, True, slot.arena.number, slot.offset, slot.number)
         )
-
-    def _record(self, post: PendingOp, verdict: Verdict | None = None, nbytes: int = 0) -> None:
-        nbytes = nbytes or sum(leaf.nbytes for leaf in post.prepared.collective.leaves)
-        self._context.records.recorder.record_point_to_point(self._generation, post, nbytes, verdict)
 
     def _count(self, post: PendingOp, nbytes: int) -> None:
         operation = post.prepared.collective.operation

@@ -13,7 +13,7 @@ from itertools import chain
 
 from collectived_proto.v1 import trace_pb2 as pb
 from collectived_runtime.engine.loop.group_loop import GroupLoop
-from collectived_runtime.engine.p2p.point_to_point import PendingOp
+from collectived_runtime.engine.p2p.pending_ops import PendingOp
 from collectived_runtime.engine.record.flight_recorder import (
     EMPTY_SUMMARY,
     Entry,

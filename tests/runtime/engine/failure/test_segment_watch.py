@@ -36,7 +36,7 @@ from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.compile.negotiation import prepare
 from collectived_runtime.engine.failure.reporter import CoordinatorAccess, FaultReporter
 from collectived_runtime.engine.failure.segment_watch import SegmentWatch
-from collectived_runtime.engine.record.counters import SEGMENT, Counters
+from collectived_runtime.engine.record.counters import POINT_TO_POINT, SEGMENT, Counters
 from collectived_runtime.engine.record.flight_recorder import FlightRecorder, GroupLabel, GroupRecorder
 from collectived_runtime.engine.record.group_records import GroupRecords
 from collectived_runtime.engine.record.rates import RateWindow
@@ -82,7 +82,7 @@ class Host:
         tracker = InstanceTracker(7, generation, (0, 1), 60.0, time.monotonic(), start)
         coordinator = CoordinatorAccess(self.reports.append)
         reporter = FaultReporter(self.topology, tracker, "worker 0", coordinator, lambda _: None)
-        return SegmentWatch(self.poller, tracker, reporter, self.doorbells, self.records), tracker
+        return SegmentWatch(self.poller, tracker, reporter, self.doorbells, self.records, 64 << 20), tracker
 
     def attach(self, rank: int) -> core.Engine:
         """Take the seat that this rank is offered."""
@@ -177,6 +177,31 @@ def test_looks_amid_the_work_lose_and_repeat_nothing(host: Host) -> None:
     for engine in engines:
         engine.detach()
     host.watch.close()
+
+
+def test_messages_of_each_rank_count_once_however_often_the_worker_looks(host: Host) -> None:
+    engines = [host.attach(rank) for rank in range(2)]
+
+    def exchange(engine: core.Engine, rank: int) -> None:
+        out = np.empty(COUNT, np.float32)
+        for _ in range(100):
+            assert engine.send(1 - rank, 0, (np.ones(COUNT, np.float32),), 0, b"ones", core.BLOCKING) is None
+        for _ in range(100 - 20 * rank):  # rank 1 leaves some unread
+            assert engine.receive(1 - rank, 0, (out,), 0, b"ones", core.BLOCKING) is None
+
+    for turn in range(1, 4):
+        together(engines, exchange)
+        for _ in range(3):
+            host.watch.look()
+            found = {
+                op: (sum(total.durations.counts), total.nbytes)
+                for (op, algorithm), total in host.counters.totals.items()
+                if algorithm == POINT_TO_POINT
+            }
+            assert found == {"send": (200 * turn, 200 * turn * 4 * COUNT), "recv": (180 * turn, 0)}
+    assert host.counters.done == 0, "they are no collectives of the group"
+    for engine in engines:
+        engine.detach()
 
 
 def test_where_ranks_stand_is_known_once_the_worker_has_looked(host: Host) -> None:

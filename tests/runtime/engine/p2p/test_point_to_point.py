@@ -16,7 +16,7 @@ from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.types import AllReduce, Recv, ReduceOp, ReportKind, Send
 from collectived_proto.v1 import common_pb2
-from collectived_runtime.engine.p2p import point_to_point
+from collectived_runtime.engine.p2p import pending_ops, point_to_point
 from collectived_runtime.engine.run import streams
 
 spread = pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
@@ -279,7 +279,7 @@ def test_what_is_over_is_not_kept_until_it_would_have_stalled(world: Any) -> Non
         first.done()
         second.post(Recv(0))
         second.doorbell.send(messages.encode_release((second.done().slot,)))
-    assert len(here.group_loops[0]._generation.point_to_point._timers) < 100
+    assert len(here.group_loops[0]._generation.point_to_point.ops._timers) < 100
 
 
 @spread
@@ -319,7 +319,7 @@ def test_a_letter_that_cannot_be_delivered_does_not_keep_its_group_loop_alive(wo
 
 
 def test_a_post_that_is_overdue_fails_at_once_when_that_is_decided(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(point_to_point, "LAST_MESSAGES_SECONDS", 3600.0)
+    monkeypatch.setattr(pending_ops, "LAST_MESSAGES_SECONDS", 3600.0)
     here = world(2)
     here.ranks[0].post(Recv(1), remaining=0.02)
     number, verdict = here.ranks[0].failed()

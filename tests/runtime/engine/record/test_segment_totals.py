@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collectived_native import core
 from collectived_native.segment import Total
-from collectived_runtime.engine.record.segment_totals import SegmentTotals
+from collectived_runtime.engine.record.segment_totals import MessageTotals, SegmentTotals
 
 MOST = (1 << 64) - 1
 
@@ -38,3 +39,19 @@ def test_what_nobody_counts_any_more_is_settled_once() -> None:
     assert totals.settle(5) == 1
     assert totals.settle(5) == 0
     assert totals.take([Total(5, 1, 5, 50, 500)], 5) == []
+
+
+def test_messages_are_no_instances_and_each_seat_has_its_own() -> None:
+    sent = Total(-1, core.SENDS, 3, 30, 300)
+    assert SegmentTotals(start=0).take([sent, Total(5, 1, 1, 10, 10)], 9) == [Total(5, 1, 1, 10, 10)]
+    totals = MessageTotals()
+    assert totals.take(0, [Total(5, 1, 1, 10, 10), sent]) == [sent]
+    assert totals.take(1, [sent]) == [sent]
+    assert totals.take(0, [sent]) == []
+    assert totals.take(0, [Total(-1, core.SENDS, 4, 50, 310)]) == [Total(-1, core.SENDS, 1, 20, 10)]
+    assert totals.take(0, [Total(-1, core.SENDS, 2, 0, 0)]) == [], "numbers that fall take nothing back"
+
+
+def test_what_a_process_makes_up_about_messages_is_bounded() -> None:
+    (gained,) = MessageTotals().take(0, [Total(-1, core.RECEIVES, MOST, MOST, MOST)])
+    assert gained.calls <= 1 << 32 and gained.bytes <= MOST and gained.nanoseconds <= 1 << 53

@@ -1,0 +1,221 @@
+"""Sends and receives between ranks that meet in a segment: letters of the native core.
+
+A letter begins with a description of its value. A receive expects what the one before it at the same line has brought,
+and takes it in one step; where something else comes, it makes room for that first.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from time import monotonic
+
+import numpy as np
+
+from collectived.calls.prepare import PreparedCall
+from collectived.calls.timeout import DEADLINE_GRACE
+from collectived.shared.segment_call import LetterForm, SegmentCall
+from collectived.shared.segment_plan import MAX_ROOT_VALUE_BYTES, Schedule
+from collectived.values import nest
+from collectived.values.leaves import Array
+from collectived_native import core
+from collectived_proto.ipc import messages
+from collectived_proto.numpy_types import to_numpy
+from collectived_proto.types import Broadcast, Collective, Recv, Send, Verdict
+
+_PLAIN, _COMPRESSED, _APART = b"\0", b"\1", b"\2"  # how a value is described; apart: by the first bytes of the letter
+_LENGTHS = struct.Struct("<QQ")  # of such a description, and of all of the letter
+_LEAST_SECONDS = 1e-6  # left of a deadline that has passed
+_NEUTRAL = Broadcast(0)  # in place of the operation, so that equal values have equal descriptions
+
+
+STOP_NANOSECONDS = 50_000_000  # in which the core lets go of memory after the end of a generation
+
+
+class LetterProgram:
+    """A prepared send or receive in one engine.
+
+    Attributes:
+        peer, tag: where letters go to, or come from.
+        known: what is sent and its description; of a receive, what came last.
+        preface: the description as a first array of the letter, where it is too long for a blob.
+    """
+
+    def __init__(self, engine: core.Engine, prepared: PreparedCall) -> None:
+        operation = prepared.collective.operation
+        assert isinstance(operation, (Send, Recv))
+        self.engine = engine
+        self.sends = isinstance(operation, Send)
+        self.peer = operation.to if isinstance(operation, Send) else operation.source
+        self.tag = operation.tag
+        self.known: tuple[LetterForm, bytes] | None = None
+        self.preface: tuple[Array, ...] = ()
+        if self.sends:
+            blob, self.preface = _describe(prepared.collective)
+            self.known = _make_form(prepared.collective, sends=True), blob
+
+
+class LetterCall(SegmentCall):
+    """
+    Attributes:
+        is_announced: whether the worker has been told that it waits.
+        began: when it was seen first that it does.
+    """
+
+    __slots__ = ("__weakref__", "_description_bytes", "_whole", "began", "is_announced")
+
+    def __init__(self, prepared: PreparedCall, arrays: list[Array], spec: nest.Spec) -> None:
+        super().__init__(prepared, arrays, spec)
+        self.is_announced = False
+        self.began = 0.0
+        self._whole: Array | None = None  # a letter that begins with its description
+        self._description_bytes = 0
+
+    def start(self, engine: core.Engine) -> core.Job | None:
+        """Send it, or begin to receive; None where that is done at once."""
+        program = self.prepared.segment_program
+        if not isinstance(program, LetterProgram) or program.engine is not engine:
+            program = self.prepared.segment_program = LetterProgram(engine, self.prepared)
+        mode = core.NOTIFYING if self.copies_inputs else core.BLOCKING
+        if program.known is None:
+            return engine.receive(program.peer, program.tag, None, 0, None, mode)
+        form, blob = program.known
+        inputs, outputs = self.make_buffers(form)
+        if program.sends:
+            return engine.send(program.peer, program.tag, program.preface + inputs, 0, blob, mode)
+        return engine.receive(program.peer, program.tag, outputs, 0, blob, mode)
+
+    def describe(self, job: core.Job) -> None:
+        (blob,) = job.blobs()
+        if blob[:1] == _APART:
+            self._description_bytes, nbytes = _LENGTHS.unpack_from(blob, 1)
+            self._whole = np.empty(nbytes, np.uint8)
+            job.describe(None, (), (self._whole,))
+            return
+        form = _parse(blob)
+        program = self.prepared.segment_program
+        assert isinstance(program, LetterProgram)
+        program.known = form, blob
+        job.describe(None, (), self.make_buffers(form)[1])
+
+    def unpack(self) -> None:
+        """Take a letter apart that began with its description.
+
+        Raises:
+            ValueError: it is none.
+        """
+        whole, at, self._whole = self._whole, self._description_bytes, None
+        if whole is None:
+            return
+        form = _parse(whole[:at].tobytes())
+        self.make_buffers(form)
+        if at + sum(result.nbytes for result in self._results) != len(whole):
+            raise ValueError("a letter that is not as long as it says")
+        for result in self._results:
+            result[...] = whole[at : at + result.nbytes].view(result.dtype).reshape(result.shape)
+            at += result.nbytes
+
+    def end(self, verdict: Verdict | None = None, retire: bool = False) -> None:
+        super().end(verdict, retire)
+        if verdict is not None and self.is_running and self.job is not None:
+            self.job.abandon()
+
+    def await_release(self) -> None:
+        """Of a call that has failed: wait until the core reads and writes nothing of the caller's any more."""
+        if self.verdict is not None and self.job is not None:
+            self.job.wait(STOP_NANOSECONDS)
+
+
+class Announcements:
+    """Tells a worker which sends and receives of a rank wait, so that it tells of them and watches their deadlines.
+
+    Args:
+        mutex: the lock of the rank's channel.
+        send: sends a message on the doorbell if there is room, under that lock.
+    """
+
+    def __init__(self, mutex: threading.Lock, send: Callable[[bytes], bool]) -> None:
+        self._mutex = mutex
+        self._send = send
+        self._young: deque[LetterCall] = deque()  # asynchronous ones that have not waited for long
+        self._rests = False  # whether nobody will look at those soon
+
+    def add(self, call: LetterCall) -> bool:
+        """An asynchronous call does not end at once; whether `announce_old` has to be called in time."""
+        call.began = monotonic()
+        with self._mutex:
+            self._young.append(call)
+            return self._rests
+
+    def announce(self, call: LetterCall) -> None:
+        left = call.cutoff - DEADLINE_GRACE - monotonic()
+        remaining = 0.0 if left == math.inf else max(left, _LEAST_SECONDS)
+        submit = messages.Submit(
+            call.generation, call.prepared.id, call.instance, remaining, False, (), timeout=call.timeout
+        )
+        with self._mutex:  # once it has been said that it has ended, nothing more is said of it
+            if not (call.is_announced or call.complete):
+                call.is_announced = self._send(submit.encode())
+
+    def announce_old(self, after: float) -> bool:
+        """Announce asynchronous calls that have waited for so many seconds; whether there are others."""
+        while True:
+            with self._mutex:
+                young = self._young
+                self._rests = not young
+                if not young or not (young[0].complete or monotonic() - young[0].began >= after):
+                    return bool(young)
+                call = young.popleft()
+            self.announce(call)
+            if not (call.is_announced or call.complete):  # there was no room for the message
+                with self._mutex:
+                    young.append(call)
+                return True
+
+
+def _make_form(collective: Collective, *, sends: bool) -> LetterForm:
+    types = tuple((to_numpy(leaf.dtype), leaf.shape) for leaf in collective.leaves)
+    leaves = tuple(range(len(types)))
+    schedule = Schedule((), leaves, (), (), (leaves,)) if sends else Schedule((), (), leaves, types, (leaves,))
+    return LetterForm(schedule, collective, collective.structure == nest.LEAF)
+
+
+def _describe(collective: Collective) -> tuple[bytes, tuple[Array, ...]]:
+    """What a receiver has to know of a value: the blob, and an array before all others where it is too long for one."""
+    from collectived_proto import codec  # late, for it brings protobuf, and `import collectived` is to be quick
+
+    described = codec.collective_to_proto(replace(collective, operation=_NEUTRAL, site="")).SerializeToString()
+    if len(described) < core.MAX_LETTER_BLOB:
+        return _PLAIN + described, ()
+    described = _COMPRESSED + zlib.compress(described, 1)
+    if len(described) <= core.MAX_LETTER_BLOB:
+        return described, ()
+    nbytes = len(described) + sum(leaf.nbytes for leaf in collective.leaves)
+    return _APART + _LENGTHS.pack(len(described), nbytes), (np.frombuffer(described, np.uint8),)
+
+
+@lru_cache(maxsize=1024)
+def _parse(described: bytes) -> LetterForm:
+    """
+    Raises:
+        ValueError: these bytes describe no value.
+    """
+    from google.protobuf.message import DecodeError
+
+    from collectived_proto import codec
+    from collectived_proto.v1 import common_pb2
+
+    try:
+        text = described[1:]
+        if described[:1] == _COMPRESSED:
+            text = zlib.decompressobj().decompress(text, MAX_ROOT_VALUE_BYTES)
+        collective = codec.collective_from_proto(common_pb2.Collective.FromString(text))
+    except (DecodeError, zlib.error) as error:
+        raise ValueError(f"a description that cannot be read: {error}") from None
+    return _make_form(collective, sends=False)

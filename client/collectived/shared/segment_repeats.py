@@ -1,0 +1,132 @@
+"""Blocking calls that a line of the caller's has made before, in a segment: run again without going the long way."""
+
+from __future__ import annotations
+
+from time import monotonic
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from collectived import call_site
+from collectived.calls.call import Call
+from collectived.calls.channel import NOT_REPEATED
+from collectived.calls.prepare import ANY_VALUE, PreparedCall
+from collectived.calls.timeout import DEADLINE_GRACE
+from collectived.shared.segment_call import Form, SegmentCall
+from collectived.shared.segment_letters import LetterCall, LetterProgram
+from collectived.shared.segment_program import SegmentProgram
+from collectived.values import nest
+from collectived.values.leaves import Array
+from collectived_native import core
+from collectived_proto.types import Operation
+
+RUN_SECONDS = 0.02  # for which the core waits before it hands a call back
+_MAX_REPEATS = 2048
+
+
+class Repeat(NamedTuple):
+    """A call of one array, or a receive, that is ready to be run again.
+
+    Attributes:
+        code: keeps the caller's code alive, for its identity is part of the key.
+        result: dtype and shape of the result of a collective; None where this rank receives none.
+    """
+
+    code: CodeType
+    generation: int
+    program: SegmentProgram | LetterProgram
+    prepared: PreparedCall
+    nanoseconds: int
+    result: tuple[np.dtype[Any], tuple[int, ...]] | None
+
+    def run(self, value: Any, out: Any) -> tuple[Any, Array | None, Form, core.Job | None] | None:
+        """Run it; None where value or `out` cannot be taken as they are.
+
+        Returns:
+            What the caller is given, the array in which it lies, how that came, and the job of a call that has not
+            completed at once.
+        """
+        program = self.program
+        if value is not ANY_VALUE and not value.flags.c_contiguous:
+            return None
+        if isinstance(program, SegmentProgram):
+            into = self._find_result(self.result, value, out)
+            if into is NOT_REPEATED:
+                return None
+            first = program.first
+            inputs, outputs = (value,) if first.schedule.inputs else (), () if into is None else (into,)
+            return into, into, first, program.engine.run(first.plan, inputs, outputs, self.nanoseconds, program.blob)
+        if program.known is None:
+            return None
+        form, blob = program.known
+        if program.sends:
+            return None, None, form, program.engine.send(program.peer, program.tag, (value,), 0, blob, core.BLOCKING)
+        if not form.is_single:
+            return None
+        into = self._find_result(form.schedule.results[0], None, out)
+        if into is NOT_REPEATED:
+            return None
+        job = program.engine.receive(program.peer, program.tag, (into,), 0, blob, core.BLOCKING)
+        return into if into.ndim or out is not None or job is not None else into[()], into, form, job
+
+    def _find_result(self, result: tuple[np.dtype[Any], tuple[int, ...]] | None, value: Array | None, out: Any) -> Any:
+        """The array for the result, `out` where it takes that straight."""
+        if result is None:
+            return None if out is None else NOT_REPEATED
+        dtype, shape = result
+        if out is None:
+            return np.empty(shape, dtype)
+        if type(out) is not np.ndarray or out.dtype != dtype or out.shape != shape:
+            return NOT_REPEATED
+        if not (out.flags.c_contiguous and out.flags.writeable):
+            return NOT_REPEATED
+        if value is None or out is value or (out.base is None and value.base is None):  # else they may overlap
+            return out
+        return NOT_REPEATED
+
+    def make_call(self, value: Any, out: Any, result: Array | None, form: Form) -> SegmentCall:
+        """Return a call of what did not complete at once."""
+        arrays, spec = ([], nest.ANY) if value is ANY_VALUE else ([value], nest.LEAF)
+        call = (LetterCall if self.prepared.is_p2p else SegmentCall)(self.prepared, arrays, spec)
+        if out is not None:
+            call.set_out(out)
+        if self.nanoseconds:
+            call.timeout = self.nanoseconds / 1e9
+            call.cutoff = monotonic() + call.timeout + DEADLINE_GRACE - RUN_SECONDS
+        call.adopt_buffers(form, [] if result is None else [result])
+        return call
+
+
+class Repeats:
+    """Those of one rank, by operation, type and shape, and the caller's line."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Repeat] = {}
+
+    def find(self, operation: Operation, value: Any, frame: FrameType) -> Repeat | None:
+        if value is ANY_VALUE:
+            return self._known.get((operation, id(frame.f_code), frame.f_lasti))
+        return self._known.get((operation, value.dtype, value.shape, id(frame.f_code), frame.f_lasti))
+
+    def add(self, call: Call, operation: Operation, value: Any, frame: FrameType, timeout: float | None) -> None:
+        """Remember a call that has ended well, if it may be run again."""
+        program = call.prepared.segment_program
+        if not isinstance(call, SegmentCall) or not call_site.is_caller(frame):
+            return
+        result = None
+        if isinstance(program, SegmentProgram):
+            if value is ANY_VALUE or not (value.dtype.isnative and call.has_rows_first and call.may_write_over):
+                return  # the core could not take such a value as it is
+            schedule = program.first.schedule
+            result = schedule.results[0] if schedule.outputs else None
+        else:
+            is_native = value is ANY_VALUE or value.dtype.isnative
+            if not isinstance(program, LetterProgram) or program.preface or not is_native:
+                return
+        if len(self._known) >= _MAX_REPEATS:
+            self._known.clear()
+        place = (id(frame.f_code), frame.f_lasti)
+        key = (operation, *place) if value is ANY_VALUE else (operation, value.dtype, value.shape, *place)
+        nanoseconds = int((timeout or 0.0) * 1e9)
+        self._known[key] = Repeat(frame.f_code, call.generation, program, call.prepared, nanoseconds, result)
