@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any, Literal, SupportsIndex, TypeVar, Unpack, overload
+from typing import Any, Literal, SupportsIndex, Unpack, overload
 
-from collectived.arguments import REQUIRED, Options, ResultTerms, Terms, check_reduce_op, with_timeout
-from collectived.calls.prepare import ANY_VALUE, CrossDeviceTerms
-from collectived.point_to_point import PointToPointCalls
+from collectived.arguments import Options, ResultTerms, Terms, with_timeout
+from collectived.calls.prepare import ANY_VALUE
+from collectived.reductions import Reductions, Sizes, T
 from collectived.values.axes import check_axis, check_sizes
 from collectived.work import Work
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import (
     AllGather,
-    AllReduce,
     AllToAll,
     Barrier,
     Broadcast,
     Gather,
-    Packing,
-    Reduce,
-    ReduceOp,
-    ReduceScatter,
     Scatter,
-    Tier,
 )
-
-T = TypeVar("T")
-Op = ReduceOp | str
-Sizes = Iterable[SupportsIndex] | None
 
 _BARRIER = Barrier()
 
 
-class Collectives(PointToPointCalls):
+class Collectives(Reductions):
     """What follows holds for all of them.
 
     - All ranks call the same collectives in the same order. Where the operation, its arguments, structure, shapes or
       dtypes differ, all of them get an `InvalidArgumentError` that says how. Two calls that are alike in all of these
       cannot be told apart: where ranks swap them, their values are combined as they come.
     - A *value* is an array or number, or any nest of lists, tuples, namedtuples and dicts of such, None and
-      `IndexedSlices`. A result has its structure, dtypes and kinds of arrays.
+      `IndexedSlices`. A result has its structure, dtypes and kinds of arrays, and for type checkers its type, though
+      the mean of an `int` is a `float`.
     - Results are arrays of their own, row-major, which nobody else looks into; but in groups of
       several workers the results of NumPy arrays from `session.empty` are read-only views that ranks of a host share.
     - `out` is a nest of the result's structure, whose arrays take the result in any byte order, and which is returned.
@@ -57,96 +47,6 @@ class Collectives(PointToPointCalls):
       others, which are told nothing, wait for it. Any `CollectiveError` tells of a collective that failed on all
       ranks, and its class what comes next.
     """
-
-    @overload
-    def all_reduce(
-        self, reduce_op: Op, value: T, options: Options = None, *, async_op: Literal[True], **terms: Unpack[ResultTerms]
-    ) -> Work[T]: ...
-    @overload
-    def all_reduce(
-        self, reduce_op: Op, value: T, options: Options = None, *, async_op: bool = False, **terms: Unpack[ResultTerms]
-    ) -> Any: ...
-    def all_reduce(
-        self,
-        reduce_op: ReduceOp | str,
-        value: Any = REQUIRED,
-        options: CommunicationOptions | None = None,
-        *,
-        async_op: bool = False,
-        out: Any = None,
-        timeout: float | timedelta | None = None,
-        experimental_hints: CommunicationOptions | None = None,
-    ) -> Any:
-        """Combines the values of all ranks, element by element; every rank gets the same bits.
-
-        Args:
-            reduce_op: `"sum"`, `"mean"` or another `ReduceOp`; the mean of integers is floating.
-            value: the same structure, shapes and dtypes on all ranks; no bool, and what has no order has no minimum.
-                Of `IndexedSlices` every rank gets the rows of all, in order of rank, as many as each has: their sum, or
-                with `"mean"` divided by the number of ranks.
-            options: for this call, over the group's.
-            async_op: return a `Work` at once.
-            out: a nest of the same structure whose arrays take the result; may be `value` itself.
-            timeout: seconds, the same as `options` with that `timeout_seconds`.
-            experimental_hints: deprecated name of `options`.
-
-        Returns:
-            `out`, or the result in the structure of `value`: arrays of their own, or, for NumPy arrays from
-            `session.empty` in groups of several workers, read-only views that ranks of a host share. With `async_op`,
-            a `Work`.
-
-        Raises:
-            TypeError, ValueError: an argument is wrong.
-            CollectiveError: the collective failed; the class says what comes next.
-        """
-        if value is REQUIRED:
-            check_reduce_op(reduce_op, value, "all_reduce")
-        return self._start(
-            self._all_reduce_operation(reduce_op),
-            value,
-            with_timeout(options, timeout),
-            experimental_hints,
-            async_op,
-            out,
-        )
-
-    @overload
-    def reduce(
-        self,
-        reduce_op: Op,
-        value: T,
-        root: int = 0,
-        options: Options = None,
-        *,
-        async_op: Literal[True],
-        **terms: Unpack[ResultTerms],
-    ) -> Work[T | None]: ...
-    @overload
-    def reduce(
-        self,
-        reduce_op: Op,
-        value: T,
-        root: int = 0,
-        options: Options = None,
-        *,
-        async_op: bool = False,
-        **terms: Unpack[ResultTerms],
-    ) -> Any: ...
-    def reduce(
-        self,
-        reduce_op: ReduceOp | str,
-        value: Any = REQUIRED,
-        root: int = 0,
-        options: CommunicationOptions | None = None,
-        *,
-        async_op: bool = False,
-        out: Any = None,
-        timeout: float | timedelta | None = None,
-        experimental_hints: CommunicationOptions | None = None,
-    ) -> Any:
-        """As `all_reduce`, but only `root` gets the result; the others get None, whatever `out` they give."""
-        operation = Reduce(check_reduce_op(reduce_op, value, "reduce"), self._check_rank(root, "root"))
-        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op, out)
 
     @overload
     def broadcast(
@@ -164,7 +64,27 @@ class Collectives(PointToPointCalls):
     ) -> Work[T]: ...
     @overload
     def broadcast(
-        self, value: T, root: int = 0, options: Options = None, *, async_op: bool = False, **terms: Unpack[ResultTerms]
+        self,
+        value: None,
+        root: int = 0,
+        options: Options = None,
+        *,
+        async_op: Literal[False] = False,
+        **terms: Unpack[ResultTerms],
+    ) -> Any: ...
+    @overload
+    def broadcast(
+        self,
+        value: T,
+        root: int = 0,
+        options: Options = None,
+        *,
+        async_op: Literal[False] = False,
+        **terms: Unpack[ResultTerms],
+    ) -> T: ...
+    @overload
+    def broadcast(
+        self, value: T, root: int = 0, options: Options = None, *, async_op: bool, **terms: Unpack[ResultTerms]
     ) -> Any: ...
     def broadcast(
         self,
@@ -214,7 +134,17 @@ class Collectives(PointToPointCalls):
         axis: SupportsIndex = 0,
         options: Options = None,
         *,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+        **terms: Unpack[ResultTerms],
+    ) -> T: ...
+    @overload
+    def all_gather(
+        self,
+        value: T,
+        axis: SupportsIndex = 0,
+        options: Options = None,
+        *,
+        async_op: bool,
         **terms: Unpack[ResultTerms],
     ) -> Any: ...
     def all_gather(
@@ -265,7 +195,18 @@ class Collectives(PointToPointCalls):
         axis: SupportsIndex = 0,
         options: Options = None,
         *,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+        **terms: Unpack[ResultTerms],
+    ) -> T | None: ...
+    @overload
+    def gather(
+        self,
+        value: T,
+        root: int = 0,
+        axis: SupportsIndex = 0,
+        options: Options = None,
+        *,
+        async_op: bool,
         **terms: Unpack[ResultTerms],
     ) -> Any: ...
     def gather(
@@ -345,63 +286,6 @@ class Collectives(PointToPointCalls):
         return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op, out)
 
     @overload
-    def reduce_scatter(
-        self,
-        reduce_op: Op,
-        value: T,
-        axis: SupportsIndex = 0,
-        sizes: Sizes = None,
-        options: Options = None,
-        *,
-        async_op: Literal[True],
-        **terms: Unpack[ResultTerms],
-    ) -> Work[T]: ...
-    @overload
-    def reduce_scatter(
-        self,
-        reduce_op: Op,
-        value: T,
-        axis: SupportsIndex = 0,
-        sizes: Sizes = None,
-        options: Options = None,
-        *,
-        async_op: bool = False,
-        **terms: Unpack[ResultTerms],
-    ) -> Any: ...
-    def reduce_scatter(
-        self,
-        reduce_op: ReduceOp | str,
-        value: Any = REQUIRED,
-        axis: SupportsIndex = 0,
-        sizes: Iterable[SupportsIndex] | None = None,
-        options: CommunicationOptions | None = None,
-        *,
-        async_op: bool = False,
-        out: Any = None,
-        timeout: float | timedelta | None = None,
-        experimental_hints: CommunicationOptions | None = None,
-    ) -> Any:
-        """Combines the values of all ranks as `all_reduce` does, and gives each rank its piece along `axis`.
-
-        Args:
-            reduce_op: `"sum"`, `"mean"` or another `ReduceOp`; the mean of integers is floating.
-            value: at most 4096 arrays of at least one axis; the same structure, shapes and dtypes on all ranks; no
-                bool.
-            sizes: how many rows each rank gets, the same on all ranks; they add up to the length of every array along
-                `axis`. None: as even as possible, one more for the first ranks where it does not divide.
-
-        Returns:
-            The structure of `value`, with this rank's rows.
-
-        Raises:
-            ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
-        """
-        operation = ReduceScatter(
-            check_reduce_op(reduce_op, value, "reduce_scatter"), check_axis(axis), check_sizes(sizes, self.size)
-        )
-        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op, out)
-
-    @overload
     def all_to_all(
         self,
         value: T,
@@ -420,7 +304,18 @@ class Collectives(PointToPointCalls):
         sizes: Sizes = None,
         options: Options = None,
         *,
-        async_op: bool = False,
+        async_op: Literal[False] = False,
+        **terms: Unpack[ResultTerms],
+    ) -> T: ...
+    @overload
+    def all_to_all(
+        self,
+        value: T,
+        axis: SupportsIndex = 0,
+        sizes: Sizes = None,
+        options: Options = None,
+        *,
+        async_op: bool,
         **terms: Unpack[ResultTerms],
     ) -> Any: ...
     def all_to_all(
@@ -456,7 +351,9 @@ class Collectives(PointToPointCalls):
     @overload
     def barrier(self, options: Options = None, *, async_op: Literal[True], **terms: Unpack[Terms]) -> Work[None]: ...
     @overload
-    def barrier(self, options: Options = None, *, async_op: bool = False, **terms: Unpack[Terms]) -> Any: ...
+    def barrier(self, options: Options = None, *, async_op: Literal[False] = False, **terms: Unpack[Terms]) -> None: ...
+    @overload
+    def barrier(self, options: Options = None, *, async_op: bool, **terms: Unpack[Terms]) -> Any: ...
     def barrier(
         self,
         options: CommunicationOptions | None = None,
@@ -467,21 +364,3 @@ class Collectives(PointToPointCalls):
     ) -> Any:
         """Ends when all ranks have called it; None, or a `Work` with `async_op`."""
         return self._start(_BARRIER, None, with_timeout(options, timeout), experimental_hints, async_op)
-
-    def _all_reduce_packed(
-        self,
-        reduce_op: ReduceOp | str,
-        value: Any,
-        options: CommunicationOptions | None,
-        *,
-        all_reduce_spec: tuple[Tier, ...] = (),
-        packing: Packing | None = None,
-        async_op: bool = False,
-    ) -> Any:
-        """`all_reduce` by algorithms and in packs that a cross-device operation chooses."""
-        special = CrossDeviceTerms(all_reduce_spec, packing)
-        return self._start(self._all_reduce_operation(reduce_op), value, options, None, async_op, special=special)
-
-    @abstractmethod
-    def _all_reduce_operation(self, reduce_op: ReduceOp | str) -> AllReduce:
-        """The operation, remembered, for this one is to be quick."""

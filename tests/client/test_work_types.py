@@ -1,4 +1,4 @@
-"""What type checkers say of works."""
+"""What type checkers say of results, and of works."""
 
 from __future__ import annotations
 
@@ -31,11 +31,32 @@ def body(group: cd.Group, value: dict[str, float], rows: list[int], flag: bool) 
     assert_type(group.recv(1, 7, async_op=True), cd.Work[Any])
     assert_type(group.barrier(async_op=True), cd.Work[None])
     assert_type(group.all_reduce("sum", value, async_op=flag), Any)
-    assert_type(group.all_reduce("sum", value), Any)
+
+
+def blocking(group: cd.Group, value: dict[str, float], rows: list[int], either: list[int] | None) -> None:
+    assert_type(group.all_reduce("sum", value), dict[str, float])
+    assert_type(group.all_reduce("sum", value, timeout=3, out=value), dict[str, float])
+    assert_type(group.all_reduce("sum", 1), int)
+    assert_type(group.reduce("sum", value, 1, async_op=False), dict[str, float] | None)
+    assert_type(group.broadcast(value), dict[str, float])
+    assert_type(group.broadcast(None), Any)
+    assert_type(group.broadcast(either), list[int] | Any)
+    assert_type(group.all_gather(rows, 1), list[int])
+    assert_type(group.gather(rows), list[int] | None)
+    assert_type(group.scatter(rows, sizes=[1]), Any)
+    assert_type(group.reduce_scatter("max", rows), list[int])
+    assert_type(group.all_to_all(rows, out=rows), list[int])
+    group.barrier(timeout=3)
 
 
 async def awaiting(group: cd.Group) -> None:
     assert_type(await group.all_reduce("sum", 1.0, async_op=True), float)
+"""
+
+WRONG = """
+    group.barrier(async_op=True).result().nothing
+    group.barrier(out=1)
+    group.all_gather([1]).nothing
 """
 
 
@@ -44,10 +65,10 @@ def check(program: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-def test_a_work_has_the_type_of_its_result(tmp_path: Path) -> None:
+def test_results_have_the_type_of_their_value_and_works_that_of_their_result(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     checked = check(program)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    program.write_text(PROGRAM + "    group.barrier(async_op=True).result().nothing\n    group.barrier(out=1)\n")
-    assert check(program).stdout.count("error:") == 2, "it is looked at"
+    program.write_text(PROGRAM + WRONG)
+    assert check(program).stdout.count("error:") == 3, "it is looked at"

@@ -57,7 +57,7 @@ COMMON = {  # what docstrings of collectives leave to habit
     "experimental_hints": "deprecated name of `options`; both together are a ValueError.",
 }
 UNSAID = {  # the same of other docstrings
-    "Collectives.reduce": {"value": "as for `all_reduce`; of `IndexedSlices` only `root` gets the rows."},
+    "Reductions.reduce": {"value": "as for `all_reduce`; of `IndexedSlices` only `root` gets the rows."},
     "Group.abort": {"reason": "a text, which all ranks are shown."},
     "Work.exception": {"timeout": "as for `result`."},
     "Work.add_done_callback": {"callback": "a function of this `Work`; it should be short, and not wait."},

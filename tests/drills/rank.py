@@ -229,7 +229,8 @@ class Rank:
             stops: list[float] = []
 
             def both(stops: list[float] = stops) -> Any:
-                result, stop = self.here.all_reduce("sum", [vector, float(self.stopping.is_set())], _options(timeout))
+                value: list[Any] = [vector, float(self.stopping.is_set())]
+                result, stop = self.here.all_reduce("sum", value, _options(timeout))
                 stops.append(stop)
                 return result
 

@@ -138,7 +138,7 @@ def test_of_what_has_an_interface_alone_results_are_device_arrays(worker: Cluste
         assert not late.done(), "it is written on a stream of its own"
         cuda.let_go()
         assert (np.asarray(late.result()) == host).all()
-        empty = group.all_reduce("sum", Interface(host[:0]))
+        empty: Any = group.all_reduce("sum", Interface(host[:0]))
         assert empty.shape == (0, 6)
 
     worker.run(1, body, device="GPU:0")

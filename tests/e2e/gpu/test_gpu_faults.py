@@ -226,7 +226,7 @@ def test_arrays_on_another_gpu_than_the_ranks_pass_by_the_host(cluster: Cluster,
             assert (both["far"].device, both["near"].device) == (1, 0), "as they were given"
             assert (np.asarray(both["far"]) == 6).all() and (np.asarray(both["near"]) == 6).all()
             out = filled(session, np.zeros(10), "GPU:1")
-            work = group.all_reduce("sum", near, out=out, async_op=async_op)
+            work: Any = group.all_reduce("sum", near, out=out, async_op=async_op)
             assert (work.wait() if async_op else work) is out
             assert (np.asarray(out) == 6).all()
             assert group.all_reduce("sum", far, out=far) is far

@@ -1,0 +1,222 @@
+"""The collectives of a group that combine values, as users call them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, Literal, SupportsIndex, TypeVar, Unpack, overload
+
+from collectived.arguments import REQUIRED, Options, ResultTerms, check_reduce_op, with_timeout
+from collectived.calls.prepare import CrossDeviceTerms
+from collectived.point_to_point import PointToPointCalls
+from collectived.values.axes import check_axis, check_sizes
+from collectived.work import Work
+from collectived_proto.options import CommunicationOptions
+from collectived_proto.types import AllReduce, Packing, Reduce, ReduceOp, ReduceScatter, Tier
+
+T = TypeVar("T")
+Op = ReduceOp | str
+Sizes = Iterable[SupportsIndex] | None
+
+
+class Reductions(PointToPointCalls):
+    """What holds for these is said at `Collectives`."""
+
+    @overload
+    def all_reduce(
+        self, reduce_op: Op, value: T, options: Options = None, *, async_op: Literal[True], **terms: Unpack[ResultTerms]
+    ) -> Work[T]: ...
+    @overload
+    def all_reduce(
+        self,
+        reduce_op: Op,
+        value: T,
+        options: Options = None,
+        *,
+        async_op: Literal[False] = False,
+        **terms: Unpack[ResultTerms],
+    ) -> T: ...
+    @overload
+    def all_reduce(
+        self, reduce_op: Op, value: T, options: Options = None, *, async_op: bool, **terms: Unpack[ResultTerms]
+    ) -> Any: ...
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any = REQUIRED,
+        options: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+        out: Any = None,
+        timeout: float | timedelta | None = None,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """Combines the values of all ranks, element by element; every rank gets the same bits.
+
+        Args:
+            reduce_op: `"sum"`, `"mean"` or another `ReduceOp`; the mean of integers is floating.
+            value: the same structure, shapes and dtypes on all ranks; no bool, and what has no order has no minimum.
+                Of `IndexedSlices` every rank gets the rows of all, in order of rank, as many as each has: their sum, or
+                with `"mean"` divided by the number of ranks.
+            options: for this call, over the group's.
+            async_op: return a `Work` at once.
+            out: a nest of the same structure whose arrays take the result; may be `value` itself.
+            timeout: seconds, the same as `options` with that `timeout_seconds`.
+            experimental_hints: deprecated name of `options`.
+
+        Returns:
+            `out`, or the result in the structure of `value`: arrays of their own, or, for NumPy arrays from
+            `session.empty` in groups of several workers, read-only views that ranks of a host share. With `async_op`,
+            a `Work`.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong.
+            CollectiveError: the collective failed; the class says what comes next.
+        """
+        if value is REQUIRED:
+            check_reduce_op(reduce_op, value, "all_reduce")
+        return self._start(
+            self._all_reduce_operation(reduce_op),
+            value,
+            with_timeout(options, timeout),
+            experimental_hints,
+            async_op,
+            out,
+        )
+
+    @overload
+    def reduce(
+        self,
+        reduce_op: Op,
+        value: T,
+        root: int = 0,
+        options: Options = None,
+        *,
+        async_op: Literal[True],
+        **terms: Unpack[ResultTerms],
+    ) -> Work[T | None]: ...
+    @overload
+    def reduce(
+        self,
+        reduce_op: Op,
+        value: T,
+        root: int = 0,
+        options: Options = None,
+        *,
+        async_op: Literal[False] = False,
+        **terms: Unpack[ResultTerms],
+    ) -> T | None: ...
+    @overload
+    def reduce(
+        self,
+        reduce_op: Op,
+        value: T,
+        root: int = 0,
+        options: Options = None,
+        *,
+        async_op: bool,
+        **terms: Unpack[ResultTerms],
+    ) -> Any: ...
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any = REQUIRED,
+        root: int = 0,
+        options: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+        out: Any = None,
+        timeout: float | timedelta | None = None,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """As `all_reduce`, but only `root` gets the result; the others get None, whatever `out` they give."""
+        operation = Reduce(check_reduce_op(reduce_op, value, "reduce"), self._check_rank(root, "root"))
+        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op, out)
+
+    @overload
+    def reduce_scatter(
+        self,
+        reduce_op: Op,
+        value: T,
+        axis: SupportsIndex = 0,
+        sizes: Sizes = None,
+        options: Options = None,
+        *,
+        async_op: Literal[True],
+        **terms: Unpack[ResultTerms],
+    ) -> Work[T]: ...
+    @overload
+    def reduce_scatter(
+        self,
+        reduce_op: Op,
+        value: T,
+        axis: SupportsIndex = 0,
+        sizes: Sizes = None,
+        options: Options = None,
+        *,
+        async_op: Literal[False] = False,
+        **terms: Unpack[ResultTerms],
+    ) -> T: ...
+    @overload
+    def reduce_scatter(
+        self,
+        reduce_op: Op,
+        value: T,
+        axis: SupportsIndex = 0,
+        sizes: Sizes = None,
+        options: Options = None,
+        *,
+        async_op: bool,
+        **terms: Unpack[ResultTerms],
+    ) -> Any: ...
+    def reduce_scatter(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any = REQUIRED,
+        axis: SupportsIndex = 0,
+        sizes: Iterable[SupportsIndex] | None = None,
+        options: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+        out: Any = None,
+        timeout: float | timedelta | None = None,
+        experimental_hints: CommunicationOptions | None = None,
+    ) -> Any:
+        """Combines the values of all ranks as `all_reduce` does, and gives each rank its piece along `axis`.
+
+        Args:
+            reduce_op: `"sum"`, `"mean"` or another `ReduceOp`; the mean of integers is floating.
+            value: at most 4096 arrays of at least one axis; the same structure, shapes and dtypes on all ranks; no
+                bool.
+            sizes: how many rows each rank gets, the same on all ranks; they add up to the length of every array along
+                `axis`. None: as even as possible, one more for the first ranks where it does not divide.
+
+        Returns:
+            The structure of `value`, with this rank's rows.
+
+        Raises:
+            ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
+        """
+        operation = ReduceScatter(
+            check_reduce_op(reduce_op, value, "reduce_scatter"), check_axis(axis), check_sizes(sizes, self.size)
+        )
+        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op, out)
+
+    def _all_reduce_packed(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        options: CommunicationOptions | None,
+        *,
+        all_reduce_spec: tuple[Tier, ...] = (),
+        packing: Packing | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """`all_reduce` by algorithms and in packs that a cross-device operation chooses."""
+        special = CrossDeviceTerms(all_reduce_spec, packing)
+        return self._start(self._all_reduce_operation(reduce_op), value, options, None, async_op, special=special)
+
+    @abstractmethod
+    def _all_reduce_operation(self, reduce_op: ReduceOp | str) -> AllReduce:
+        """The operation, remembered, for this one is to be quick."""
