@@ -23,6 +23,7 @@ class Cause(enum.IntEnum):
     CANCELLED = 12
     REFUSED = 13
     DEFECT = 14
+    LINK_REFUSED = 15
 
 
 # What one rank may end a generation with for all, beside an abort: a failure of its own process, or of its way to its

@@ -197,6 +197,7 @@ CODE_BY_CAUSE: dict[Cause, Code] = {
     Cause.CANCELLED: Code.CANCELLED,
     Cause.REFUSED: Code.UNAVAILABLE,
     Cause.DEFECT: Code.INTERNAL,
+    Cause.LINK_REFUSED: Code.UNAVAILABLE,
 }
 """The code of a verdict with that cause, where a refusal does not bring one of its own."""
 

@@ -372,6 +372,9 @@ class Peer:
     ranks: tuple[int, ...]
     nccl: int = 0  # its version of NCCL, 22809 for 2.28.9; 0: it has none
 
+    def __str__(self) -> str:
+        return f"worker {self.task} (host {self.host})"
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -464,4 +467,4 @@ class Report:
     ranks: tuple[RankPosition, ...] = ()
     peer: int = 0
     last: tuple[Submission, ...] = ()  # of a rank that has gone: what others may find only now that they differ in
-    cause: Cause = Cause.UNSPECIFIED  # of an abort that a failure of the rank is behind
+    cause: Cause = Cause.UNSPECIFIED  # of an abort that a failure of the rank is behind, or why there is no link

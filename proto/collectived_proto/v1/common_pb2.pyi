@@ -325,6 +325,7 @@ class Verdict(_message.Message):
         CANCELLED: _ClassVar[Verdict.Cause]
         REFUSED: _ClassVar[Verdict.Cause]
         DEFECT: _ClassVar[Verdict.Cause]
+        LINK_REFUSED: _ClassVar[Verdict.Cause]
     UNSPECIFIED: Verdict.Cause
     DEADLINE: Verdict.Cause
     LOST_RANK: Verdict.Cause
@@ -340,6 +341,7 @@ class Verdict(_message.Message):
     CANCELLED: Verdict.Cause
     REFUSED: Verdict.Cause
     DEFECT: Verdict.Cause
+    LINK_REFUSED: Verdict.Cause
     GROUP_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]

@@ -16,12 +16,10 @@ import math
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from itertools import islice, takewhile
@@ -34,11 +32,20 @@ from collectived_runtime.limits.passed_descriptors import create_unix_socket
 from collectived_runtime.limits.rejections import Limit, MessageSource
 from collectived_runtime.transport import handshake
 from collectived_runtime.transport import hello as hello_
+from collectived_runtime.transport.dial import DialRequest
 from collectived_runtime.transport.handshake import TlsContexts
 from collectived_runtime.transport.handshakes import Handshake, PendingHandshake, PendingHandshakes
-from collectived_runtime.transport.hello import HelloRefused, LinkHello
-from collectived_runtime.transport.link import Link, Origin, PeerAddress, Stream
-from collectived_runtime.transport.listener import AcceptLimits, AcceptListener, bind, format_address, listen_for_links
+from collectived_runtime.transport.hello import MAX_EARLY_LINKS, HandshakeCut, HelloRefused, NoRoom
+from collectived_runtime.transport.link import Link, Origin, Stream
+from collectived_runtime.transport.listener import (
+    AcceptLimits,
+    AcceptListener,
+    bind,
+    describe_peer,
+    format_address,
+    get_peer_credentials,
+    listen_for_links,
+)
 from collectived_runtime.transport.pool import LinkPool
 from collectived_runtime.transport.resolver import Resolver
 
@@ -46,13 +53,9 @@ log = logging.getLogger("collectived.connections")
 
 HANDSHAKE_SECONDS = 10.0
 TOKEN_SECONDS = 10.0
-DIAL_SECONDS = 5.0
 DIAL_PAUSE_SECONDS = 0.1
 REUSE_ANSWER_SECONDS = 1.0  # in which a kept connection answers a hello, or is taken for dead
 LINK_BUFFER_BYTES = 4 << 20
-MAX_EARLY_LINKS = 4096  # links that have come before anybody expects them
-
-_UCRED = struct.Struct("3i")
 
 LinkKey = tuple[int, int, int, int]  # group key, generation, peer, channel
 
@@ -63,28 +66,6 @@ class _Token(NamedTuple):
     deadline: float
     on_connection: Callable[[socket.socket], None]
     uid: int | None
-
-
-@dataclass(slots=True)
-class DialRequest:
-    """A link to be dialled. Exactly one of the two is called, in the connection server's thread.
-
-    `incarnation` is the peer's; "": a connection that was kept will not do.
-    """
-
-    address: tuple[str, int]
-    hello: LinkHello
-    on_link: Callable[[Link], None]
-    on_failure: Callable[[int, str], None]  # peer, why
-    deadline: float = field(default_factory=lambda: time.monotonic() + DIAL_SECONDS)
-    not_before: float = 0.0
-    resolved_address: tuple[str, int] | None = None  # what the host's name stands for
-    incarnation: str = ""
-    skip_pool: bool = False  # a kept connection has failed
-
-    @property
-    def peer_address(self) -> PeerAddress:
-        return PeerAddress(self.hello.acceptor, self.incarnation, self.address)
 
 
 class ConnectionServer:
@@ -144,7 +125,12 @@ class ConnectionServer:
         self._resolver = Resolver()
         self._on_probe_link: Callable[[Link], None] = Link.close
         self._listeners: dict[int, AcceptListener[PendingHandshake]] = {
-            self._link_listener.fileno(): AcceptListener(self._link_listener, MessageSource.HANDSHAKE, limits),
+            self._link_listener.fileno(): AcceptListener(
+                self._link_listener,
+                MessageSource.HANDSHAKE,
+                limits,
+                no_room=b"" if contexts else hello_.encode_no_room(NoRoom.DESCRIPTORS),
+            ),
             self._unix_listener.fileno(): AcceptListener(self._unix_listener, MessageSource.DOOR, limits),
         }
         self._dialling: dict[int, PendingHandshake] = {}  # those to whom we go
@@ -221,7 +207,7 @@ class ConnectionServer:
         def resolved(found: tuple[str, int] | str) -> None:
             def enter() -> None:
                 if isinstance(found, str):
-                    call.on_failure(call.hello.acceptor, f"{call.address[0]}:{call.address[1]}: {found}")
+                    call.fail(found)
                 else:
                     call.resolved_address = found
                     self._dial_requests.append(call)
@@ -319,15 +305,19 @@ class ConnectionServer:
             self._poll.modify(entrance.listener.fileno(), 0)
         if came is not None:
             greet = self._accept_link if entrance.listener is self._link_listener else self._accept_client
-            self._handshakes.start(came[0], greet(*came), HANDSHAKE_SECONDS, entrance.pending)
+            self._handshakes.start(came[0], greet(*came), HANDSHAKE_SECONDS, entrance.pending, describe_peer(came[0]))
 
     def _on_handshake_error(self, guest: PendingHandshake, error: Exception) -> None:
         for one in self._listeners.values():
             if one.pending is guest.queue and not isinstance(error, OSError):
                 is_local = guest.connection.family == socket.AF_UNIX
-                self._rejections.count_malformed(one.source, _peer_uid(guest.connection) if is_local else None)
+                self._rejections.count_malformed(
+                    one.source, get_peer_credentials(guest.connection)[1] if is_local else None
+                )
         known = isinstance(error, (OSError, HelloRefused, messages.MalformedMessage))
-        log.warning("a connection was refused: %s", error, exc_info=None if known else error)
+        told = known and guest.queue is self._dialling  # to whoever has asked for it
+        level = logging.DEBUG if told else logging.WARNING
+        log.log(level, "the connection %s was refused: %s", guest.peer, error, exc_info=None if known else error)
 
     def _accept_client(self, connection: socket.socket, _: str) -> Handshake:
         said = None
@@ -339,7 +329,7 @@ class ConnectionServer:
         known = self._tokens.pop(sha256(token).digest(), None)
         if known is None or known.deadline <= time.monotonic():
             raise HelloRefused("a client showed a token that is unknown, used or older than 10 s")
-        if known.uid is not None and known.uid != (uid := _peer_uid(connection)):
+        if known.uid is not None and known.uid != (uid := get_peer_credentials(connection)[1]):
             raise HelloRefused(f"uid {uid} showed a token that was given to another user")
         try:
             negotiate_version(versions, "the client", "this worker")
@@ -361,8 +351,18 @@ class ConnectionServer:
         except HelloRefused as refused:
             yield from handshake.write(connection, refused.answer)
             raise
+        guest = self._handshakes.get(connection)
+        guest.peer = f"{guest.peer} (which calls itself worker {hello.dialler})"
         if hello.acceptor != self._task:
-            raise HelloRefused(f"worker {hello.dialler} dialled worker {hello.acceptor}, this is worker {self._task}")
+            raise HelloRefused(f"it dialled worker {hello.acceptor}, and this is worker {self._task}")
+        key = (hello.key, hello.generation, hello.dialler, hello.channel)
+        if not hello.is_probe and key not in self._expected and len(self._early_links) >= MAX_EARLY_LINKS:
+            log.warning("the link %s was refused: %d wait already that nobody expects", guest.peer, MAX_EARLY_LINKS)
+            self._rejections.count_limit(Limit.LINKS)
+            yield from handshake.write(connection, hello_.encode_no_room(NoRoom.EARLY_LINKS))
+            self._handshakes.discard(guest)
+            connection.close()
+            return
         nonce = os.urandom(hello_.NONCE_BYTES)
         yield from handshake.write(connection, nonce + hello_.proof(self._secret, "accept", said, nonce))
         shown = yield from handshake.read(connection, hello_.PROOF_BYTES)
@@ -374,18 +374,12 @@ class ConnectionServer:
                 self._rejections.count_limit(Limit.LOGINS)
             raise
         stream = handshake.make_stream(connection)
-        guest = self._handshakes.get(connection)
         self._handshakes.discard(guest)
         self.links_opened["kept" if guest.queue is self._pool.resuming else "accepted"] += 1
-        key = (hello.key, hello.generation, hello.dialler, hello.channel)
         link = Link(hello.dialler, hello.channel, stream, Origin(connection, None))
         arrived = self._on_probe_link if hello.is_probe else self._expected.pop(key, None)
         if arrived is not None:
             arrived(link)
-        elif len(self._early_links) >= MAX_EARLY_LINKS:
-            log.warning("a link was closed: %d have come already that nobody expects yet", MAX_EARLY_LINKS)
-            self._rejections.count_limit(Limit.LINKS)
-            link.close()
         else:
             expires = math.inf if key[:2] in self._live_generations else time.monotonic() + HANDSHAKE_SECONDS
             if older := self._early_links.get(key):
@@ -412,17 +406,18 @@ class ConnectionServer:
                 _run_guarded(partial(self._retry_dial, call, error))
             except Exception as error:  # whoever asked for the link must not wait for it
                 log.exception("a defect of collectived: worker %d is not dialled", call.hello.acceptor)
-                _run_guarded(partial(call.on_failure, call.hello.acceptor, f"a defect of collectived: {error}"))
+                _run_guarded(partial(call.fail, f"a defect of collectived: {error}"))
 
     def _start_dial(self, call: DialRequest, now: float) -> None:
         assert call.resolved_address is not None
         kept = self._pool.acquire(call.peer_address) if call.incarnation and not call.skip_pool else None
+        name = f"to worker {call.hello.acceptor} at {format_address(*call.address)}"
         if kept is not None:
-            self._handshakes.start(kept, self._reuse_connection(kept, call), REUSE_ANSWER_SECONDS, self._dialling)
+            self._handshakes.start(kept, self._reuse_connection(kept, call), REUSE_ANSWER_SECONDS, self._dialling, name)
             return
         connection = socket.socket(socket.AF_INET6 if ":" in call.resolved_address[0] else socket.AF_INET)
         dialling = self._dial(connection, call, call.resolved_address)
-        self._handshakes.start(connection, dialling, max(0.1, call.deadline - now), self._dialling)
+        self._handshakes.start(connection, dialling, max(0.1, call.deadline - now), self._dialling, name)
 
     def _reuse_connection(self, connection: socket.socket, call: DialRequest) -> Handshake:
         """Say hello on a kept connection, and hands the link on; where nothing comes of it there, dials."""
@@ -449,17 +444,17 @@ class ConnectionServer:
                 raise OSError(status, os.strerror(status))
             connection = yield from self._secure(connection, call.address[0])
             stream = yield from handshake.exchange_hello(connection, call.hello, self._secret)
-        except (handshake.HandshakeCut, OSError) as error:  # the peer may have no room just now
+        except (HandshakeCut, OSError) as error:  # the peer may have no room just now
             self._retry_dial(call, error)
             raise
         except HelloRefused as error:
-            call.on_failure(call.hello.acceptor, str(error))
+            call.fail(error)
             raise
         except GeneratorExit:
-            call.on_failure(call.hello.acceptor, f"no answer from {call.address[0]}:{call.address[1]}")
+            call.fail(TimeoutError("it does not answer"))
             raise
         except Exception as error:  # whatever it is, whoever asked for the link must not wait for it
-            call.on_failure(call.hello.acceptor, f"{call.address[0]}:{call.address[1]}: {error}")
+            call.fail(error)
             raise
         self._hand_over(connection, call, stream, "dialled")
 
@@ -474,8 +469,7 @@ class ConnectionServer:
             call.not_before = now + DIAL_PAUSE_SECONDS
             self._dial_requests.append(call)
         else:
-            why = getattr(error, "strerror", "") or error
-            call.on_failure(call.hello.acceptor, f"{call.address[0]}:{call.address[1]}: {why}")
+            call.fail(error)
 
 
 def _run_guarded(what: Callable[[], None]) -> None:
@@ -485,8 +479,3 @@ def _run_guarded(what: Callable[[], None]) -> None:
         what()
     except Exception:
         log.exception("a defect of collectived: the connection server goes on without what has failed")
-
-
-def _peer_uid(connection: socket.socket) -> int:
-    uid: int = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1]
-    return uid

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator
 
 from collectived_runtime.transport import hello as hello_
-from collectived_runtime.transport.hello import HelloRefused, LinkHello
+from collectived_runtime.transport.hello import HandshakeCut, HelloRefused, LinkHello
 from collectived_runtime.transport.link import Stream, TcpStream
 from collectived_runtime.transport.tls import TlsStream, describe_error
 
@@ -30,10 +30,6 @@ _NOT_TLS_REASONS = (
     "HTTPS_PROXY_REQUEST",
 )
 _PEER_HUNG_UP = "it hung up within the handshake of TLS: has it been given --tls-cert, --tls-key and --tls-ca too?"
-
-
-class HandshakeCut(HelloRefused):
-    """The other side has ended the connection without a word: whoever dials may try again."""
 
 
 TlsContexts = Callable[[], tuple[ssl.SSLContext, ssl.SSLContext]]
@@ -86,7 +82,7 @@ def read(connection: socket.socket, count: int, begun: bytes = b"") -> Generator
         if not piece:
             if data.startswith(TLS_ALERT):
                 raise HelloRefused(PEER_SPEAKS_TLS)
-            raise HandshakeCut("the connection ended within the handshake")
+            raise HandshakeCut("it hung up within the handshake")
         data += piece
     return data
 
@@ -103,12 +99,13 @@ def exchange_hello(connection: socket.socket, hello: LinkHello, secret: str) -> 
     """Say for what a connection is, to whom we have dialled; what the link goes on with.
 
     Raises:
-        HelloRefused: the other side does not prove that it knows the secret, or speaks no version alike.
+        HandshakeCut: the other side has no room for a link just now, or has hung up.
+        HelloRefused: it does not prove that it knows the secret, or speaks no version alike.
     """
     said = hello.encode()
     yield from write(connection, said)
     answer = yield from read(connection, hello_.ANSWER_BYTES)
-    hello_.check_versions(answer, hello.acceptor)
+    hello_.check_answer(answer, hello.acceptor)
     nonce, shown = answer[: hello_.NONCE_BYTES], answer[hello_.NONCE_BYTES :]
     hello_.verify_proof(secret, "accept", said, nonce, shown)
     yield from write(connection, hello_.proof(secret, "dial", said, nonce))
@@ -126,7 +123,7 @@ def await_bye(connection: socket.socket, farewell: bytes, unread: bytes) -> Gene
     """
     said = yield from read(connection, len(farewell), unread)
     if not said.startswith(farewell):
-        raise HelloRefused("the connection of a link that is over carries something else than a farewell")
+        raise HelloRefused("the connection of a link that is over still carries something")
     return said[len(farewell) :]
 
 

@@ -23,6 +23,7 @@ class PendingHandshake:
     deadline: float
     queue: dict[int, PendingHandshake]  # where it waits, by descriptor
     descriptor: int  # also when its connection has been closed
+    peer: str = ""  # who is at its other end, as far as that is known, for people
 
 
 class PendingHandshakes:
@@ -45,9 +46,14 @@ class PendingHandshakes:
         return self._by_descriptor[connection.fileno()]
 
     def start(
-        self, connection: socket.socket, handshake: Handshake, patience: float, room: dict[int, PendingHandshake]
+        self,
+        connection: socket.socket,
+        handshake: Handshake,
+        patience: float,
+        room: dict[int, PendingHandshake],
+        peer: str = "",
     ) -> None:
-        """Let a handshake begin, which may take so many seconds.
+        """Let a handshake begin, which may take so many seconds. `peer`: who is at the other end, for people.
 
         Raises:
             OSError: the system has no room for it; nothing has begun, and the connection is the caller's.
@@ -55,7 +61,7 @@ class PendingHandshakes:
         connection.setblocking(False)
         descriptor = connection.fileno()
         self._poll.register(descriptor, 0)  # first: where it cannot be waited for, nobody shall believe that it is
-        guest = PendingHandshake(connection, handshake, time.monotonic() + patience, room, descriptor)
+        guest = PendingHandshake(connection, handshake, time.monotonic() + patience, room, descriptor, peer)
         self._by_descriptor[descriptor] = room[descriptor] = guest
         self._step(guest)
 

@@ -9,11 +9,13 @@ reads a byte beyond them, and frames may follow the last at once. The secret its
 where that has none one that the coordinator has made; nothing is proved with an empty one, which everybody knows.
 
 The first says which versions of the protocol the dialler speaks. Where the acceptor speaks none of them its answer has
-the same size, begins with `_APART` and says what it speaks itself; then it hangs up.
+the same size, begins with `_VERSION_MISMATCH` and says what it speaks itself; then it hangs up. So does one that has no
+room for a link just now: its answer begins with `_NO_ROOM`, and says why by a number.
 """
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import hmac
 import struct
@@ -31,6 +33,23 @@ PROBE_CHANNEL = 0xFFFF  # of key 0, generation 0: no group uses this link, it is
 _MAGIC = b"CDL\x01"
 _VERSION_MISMATCH = b"no version alike"  # in the place of a nonce, which has as many bytes and is never this
 _RANGE = struct.Struct(f"<{NONCE_BYTES}sHH")
+_NO_ROOM = b"no room just now"  # in the same place
+MAX_EARLY_LINKS = 4096  # links that have come before anybody expects them
+
+
+class NoRoom(enum.IntEnum):
+    """Why an acceptor takes no link just now: a number, for what is said before any proof is shown to nobody."""
+
+    UNSPECIFIED = 0
+    DESCRIPTORS = 1
+    EARLY_LINKS = 2
+
+
+_NO_ROOM_TEXTS = {
+    NoRoom.UNSPECIFIED: "it has no room for a link just now",
+    NoRoom.DESCRIPTORS: "it has hardly any file descriptors left (RLIMIT_NOFILE of that worker)",
+    NoRoom.EARLY_LINKS: f"{MAX_EARLY_LINKS} links wait there already that nobody expects yet",
+}
 
 
 class HelloRefused(Exception):
@@ -43,6 +62,10 @@ class HelloRefused(Exception):
     def __init__(self, why: str, answer: bytes = b"") -> None:
         super().__init__(why)
         self.answer = answer
+
+
+class HandshakeCut(HelloRefused):
+    """The other side has ended the connection, or has no room just now: whoever dials may try again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +129,22 @@ def decode_version_mismatch(answer: bytes) -> VersionRange | None:
     return sanitize_versions(lowest, highest, answer[_RANGE.size :].rstrip(b"\0").decode(errors="replace"))
 
 
-def check_versions(answer: bytes, acceptor: int) -> None:
-    """Raise HelloRefused where an answer says that the acceptor speaks other versions than we."""
+def encode_no_room(why: NoRoom) -> bytes:
+    """The answer to a dialler for whose link there is no room just now."""
+    return (_NO_ROOM + bytes([why])).ljust(ANSWER_BYTES, b"\0")
+
+
+def check_answer(answer: bytes, acceptor: int) -> None:
+    """Check whether an answer goes on.
+
+    Raises:
+        HandshakeCut: the acceptor has no room just now.
+        HelloRefused: it speaks other versions than we.
+    """
+    if answer.startswith(_NO_ROOM):
+        number = answer[NONCE_BYTES]
+        known = NoRoom(number) if number in set(NoRoom) else NoRoom.UNSPECIFIED
+        raise HandshakeCut(_NO_ROOM_TEXTS[known])
     theirs = decode_version_mismatch(answer)
     if theirs is None:
         return

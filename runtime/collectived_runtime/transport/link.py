@@ -41,6 +41,10 @@ class LinkProtocolError(LinkBroken):
     """It carries what no peer should send."""
 
 
+class LinkRefused(LinkBroken):
+    """It cannot be had, though nobody is lost: the peer has turned it down, or this host cannot dial."""
+
+
 class Stream(Protocol):
     """Bytes both ways, never blocking."""
 

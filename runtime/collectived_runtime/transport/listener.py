@@ -6,10 +6,12 @@ once. Whoever is turned away is counted.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from collectived_runtime.limits.rejections import Limit, MessageSource, Rejectio
 log = logging.getLogger("collectived.connections")
 
 ACCEPT_RATE = Rate(200, 512)  # connections of each kind; the kernel keeps others waiting
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 PAUSE_SECONDS = 0.1  # in which nobody is accepted, where there are no descriptors
 
 
@@ -54,7 +57,10 @@ class AcceptLimits:
 
 @dataclass(slots=True, eq=False)
 class AcceptListener(Generic[Pending]):
-    """`pending` by descriptor, the oldest first: all have the same time. `paused_until`: nobody is accepted before."""
+    """`pending` by descriptor, the oldest first: all have the same time. `paused_until`: nobody is accepted before.
+
+    `no_room`: what those are told who are closed at once.
+    """
 
     listener: socket.socket
     source: MessageSource
@@ -62,6 +68,7 @@ class AcceptListener(Generic[Pending]):
     pending: dict[int, Pending] = field(default_factory=dict)
     rate_limiter: RateLimiter = field(default_factory=lambda: RateLimiter(ACCEPT_RATE))
     paused_until: float = 0.0
+    no_room: bytes = b""
 
     def accept(self, turn_away: Callable[[Pending], None]) -> tuple[socket.socket, str] | None:
         """Who comes in, and from which address ('' on a Unix socket); None where nobody does.
@@ -84,7 +91,9 @@ class AcceptListener(Generic[Pending]):
         host = address[0] if isinstance(address, tuple) else ""
         if not has_descriptor_room(house.max_descriptors, connection.fileno()):
             log.warning(
-                "a connection was closed at once: nearly all of %d descriptors are in use", house.max_descriptors
+                "the connection %s was closed at once: nearly all of %d descriptors are in use",
+                describe_peer(connection),
+                house.max_descriptors,
             )
             self._close(connection, Limit.DESCRIPTORS)
             return None
@@ -96,7 +105,11 @@ class AcceptListener(Generic[Pending]):
 
     def _close(self, connection: socket.socket, why: Limit) -> None:
         self.limits.rejections.count_limit(why)
-        connection.close()
+        with connection, contextlib.suppress(OSError):
+            connection.setblocking(False)
+            if self.no_room:
+                connection.send(self.no_room)
+                connection.shutdown(socket.SHUT_WR)  # else what it has said unread may take the answer away
 
     def collect_expired(self, now: float) -> list[Pending]:
         """Return those whose time is over; each is counted."""
@@ -130,6 +143,23 @@ def listen_for_links(host: str, port: int) -> socket.socket:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, *_, address = min(found, key=lambda one: one[0] != socket.AF_INET)
     return socket.create_server((str(address[0]), port), family=family, backlog=128)
+
+
+def get_peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """The pid and uid of whoever is at the other end of a Unix socket."""
+    pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, uid
+
+
+def describe_peer(connection: socket.socket) -> str:
+    """Where a connection comes from, for people."""
+    if connection.family == socket.AF_UNIX:
+        pid, uid = get_peer_credentials(connection)
+        return f"from a client (pid {pid}, uid {uid})"
+    try:
+        return f"from {format_address(*connection.getpeername()[:2])}"
+    except OSError:
+        return "from somebody who has gone again"
 
 
 def format_address(host: str, port: int) -> str:

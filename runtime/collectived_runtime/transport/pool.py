@@ -60,6 +60,7 @@ class LinkPool:
             self._wait_idle(link.origin, farewell, link.unread_bytes),
             MAX_IDLE_SECONDS,
             self.idle,
+            f"with worker {link.peer}",
         )
 
     def acquire(self, whom: PeerAddress) -> socket.socket | None:

@@ -20,7 +20,7 @@ from collectived_proto.report.phrases import (
     nccl_failure_text,
     ranks_text,
 )
-from collectived_proto.types import Member, RankPosition
+from collectived_proto.types import Member, Peer, RankPosition
 from collectived_runtime.verdicts.contract_diff import describe_collective, find_difference
 
 
@@ -55,6 +55,12 @@ def judge_lost_workers(
     """Workers, or the links to them, are gone (`cause`), and with them their ranks."""
     text = lost_text(members, why, histories or {})
     return Decision(cause, text, tuple(member.rank for member in members))
+
+
+def judge_refused_link(worker: Peer, peer: Peer, why: str) -> Decision:
+    """Two workers have no link, and both are there: no rank is to blame."""
+    text = f"{worker} has no link to {peer}: {why}; no rank is known to be lost"
+    return Decision(Cause.LINK_REFUSED, text)
 
 
 def judge_abort(member: Member, reason: str, cause: Cause = Cause.ABORTED) -> Decision:

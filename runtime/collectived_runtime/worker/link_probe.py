@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from collectived_proto.addresses import parse_address
 from collectived_runtime.engine.run.links import LinkProvider
-from collectived_runtime.transport.connections import DialRequest
+from collectived_runtime.transport.dial import DialRequest
 from collectived_runtime.transport.hello import NONCE_BYTES, PROBE_CHANNEL, LinkHello
 from collectived_runtime.transport.link import Link, LinkBroken, Stream
 
@@ -60,8 +60,8 @@ def start_probe(
     def arrived(link: Link) -> None:
         _start_thread(f"probe of {peer}", lambda: found(_measure(link, until)))
 
-    def failed(_: int, why: str) -> None:
-        found(LinkMeasurement(error=why))
+    def failed(error: LinkBroken) -> None:
+        found(LinkMeasurement(error=str(error)))
 
     try:
         where = parse_address(address)

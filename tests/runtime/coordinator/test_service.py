@@ -290,7 +290,7 @@ def test_a_second_worker_of_a_task_is_refused(play: Play) -> None:
         await second.send(hello=coordinator_pb2.Hello(protocol=PROTOCOL, task=0, incarnation="j", host="other", pid=7))
         code, details = await second.refused()
         assert code is grpc.StatusCode.ALREADY_EXISTS
-        assert "incarnation j) is refused" in details and "incarnation i0) is attached" in details
+        assert "worker 0 (host other, pid 7) is refused: worker 0 (host " in details and "is attached" in details
 
     play(story)
 

@@ -45,7 +45,8 @@ from collectived_runtime.engine.gpu.communicator import NcclContext
 from collectived_runtime.engine.loop.context import WorkerContext, WorkerResources
 from collectived_runtime.engine.loop.group_loop import GroupLoop
 from collectived_runtime.engine.run.fold_pool import FoldPool
-from collectived_runtime.transport.connections import ConnectionServer, DialRequest, LinkKey
+from collectived_runtime.transport.connections import ConnectionServer, LinkKey
+from collectived_runtime.transport.dial import DialRequest
 from collectived_runtime.transport.link import Link, TcpStream
 
 SLOT = 1 << 20  # bytes of client memory per rank

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import queue
+import re
 import select
 import shutil
 import socket
@@ -16,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import settle
 
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.version import OUR_VERSIONS, VersionRange
 from collectived_runtime.transport import connections as reception_
 from collectived_runtime.transport import handshake
-from collectived_runtime.transport.connections import ConnectionServer, DialRequest
+from collectived_runtime.transport.connections import ConnectionServer
+from collectived_runtime.transport.dial import DialRequest
 from collectived_runtime.transport.hello import (
     ANSWER_BYTES,
     HELLO_BYTES,
@@ -31,7 +34,8 @@ from collectived_runtime.transport.hello import (
     encode_version_mismatch,
     proof,
 )
-from collectived_runtime.transport.link import Link, LinkBroken
+from collectived_runtime.transport.link import Link, LinkBroken, LinkRefused
+from collectived_runtime.transport.listener import AcceptLimits
 
 SECRET = "of these tests"
 
@@ -39,10 +43,10 @@ SECRET = "of these tests"
 class Place:
     """Two connection servers, as of workers 0 and 1, and what arrives there."""
 
-    def __init__(self, secret_of_1: str = SECRET) -> None:
+    def __init__(self, secret_of_1: str = SECRET, limits: AcceptLimits | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
         self.workers = [
-            ConnectionServer(task, secret, str(self.folder / f"door-{task}"), ("127.0.0.1", 0))
+            ConnectionServer(task, secret, str(self.folder / f"door-{task}"), ("127.0.0.1", 0), limits)
             for task, secret in enumerate((SECRET, secret_of_1))
         ]
         self.arrived: queue.Queue[Any] = queue.Queue()
@@ -53,7 +57,7 @@ class Place:
             ("127.0.0.1", port or self.workers[1].link_port),
             hello,
             lambda link: self.arrived.put(("dialled", link)),
-            lambda peer, why: self.arrived.put(("failed", (peer, why))),
+            lambda error: self.arrived.put(("failed", (error.peer, error))),
         )
 
     def enter(self, token: bytes, worker: int = 0, versions: VersionRange = OUR_VERSIONS) -> socket.socket:
@@ -116,7 +120,7 @@ def test_a_worker_with_another_secret_is_refused_on_both_sides() -> None:
     try:
         place.workers[0].dial(place.call())
         kind, (peer, why) = place.next()
-        assert (kind, peer) == ("failed", 1) and "secret" in why
+        assert (kind, peer) == ("failed", 1) and "secret" in str(why) and isinstance(why, LinkRefused)
     finally:
         place.close()
 
@@ -144,7 +148,7 @@ def test_who_dials_without_a_secret_proves_nothing_and_says_so(place: Place) -> 
     place.workers[0].dial(place.call())
     kind, (peer, why) = place.next()
     assert (kind, peer) == ("failed", 1)
-    assert why.startswith("this worker has no secret by which its peers are known: ")
+    assert "this worker has no secret by which its peers are known: " in str(why) and isinstance(why, LinkRefused)
 
 
 def test_a_replayed_proof_opens_nothing(place: Place) -> None:
@@ -192,7 +196,7 @@ def test_dialling_where_nobody_listens_fails_after_a_while_and_says_where(monkey
         call.deadline = 0.0
         place.workers[0].dial(call)
         kind, (_, why) = place.next()
-        assert kind == "failed" and str(port) in why
+        assert kind == "failed" and str(port) in str(why) and not isinstance(why, LinkRefused)
     finally:
         place.close()
 
@@ -265,7 +269,7 @@ def test_who_dials_a_worker_of_other_versions_hears_which_of_the_two_is_to_be_up
             connection.sendall(encode_version_mismatch(LATER))
             kind, (peer, why) = place.next()
     assert (kind, peer) == ("failed", 1)
-    assert "worker 1 (release 9.9.9, protocol 7 to 9)" in why and why.endswith("speaks protocol 7")
+    assert "worker 1 (release 9.9.9, protocol 7 to 9)" in str(why) and str(why).endswith("speaks protocol 7")
 
 
 def test_an_unknown_token_is_shown_out(place: Place) -> None:
@@ -346,7 +350,7 @@ def test_an_address_that_is_none_is_a_reason_and_the_next_call_gets_through(
     call.address = address
     place.workers[0].dial(call)
     what, (peer, why) = place.arrived.get(timeout=30)
-    assert (what, peer) == ("failed", 1) and why.startswith(f"{address[0]}:{address[1]}: ")
+    assert (what, peer) == ("failed", 1) and f"{address[0]}:{address[1]}" in str(why)
     place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
     place.workers[0].dial(place.call())
     both = dict((place.next(), place.next()))
@@ -383,7 +387,7 @@ def test_links_come_by_either_version_of_ip(tmp_path: Path, host: str) -> None:
     try:
         hello = LinkHello(0, 1, 7, 100, 3, os.urandom(NONCE_BYTES))
         worker.expect_link((7, 100, 0, 3), arrived.put)
-        worker.dial(DialRequest((host, worker.link_port), hello, arrived.put, lambda peer, why: arrived.put(why)))
+        worker.dial(DialRequest((host, worker.link_port), hello, arrived.put, arrived.put))
         links = [arrived.get(timeout=10) for _ in range(2)]
         assert all(isinstance(link, Link) for link in links), links
         for link in links:
@@ -413,6 +417,45 @@ def test_who_hangs_up_within_the_handshake_is_dialled_again(place: Place) -> Non
     assert set(came) == {"accepted", "dialled"}
     for one in came.values():
         one.close()
+
+
+def refusal(place: Place) -> str:
+    """Why a link that is dialled once is refused."""
+    call = place.call()
+    call.deadline = 0.0
+    place.workers[0].dial(call)
+    kind, (peer, why) = place.next()
+    assert (kind, peer) == ("failed", 1) and isinstance(why, LinkRefused)
+    return str(why)
+
+
+def test_who_has_no_descriptors_for_a_link_says_so() -> None:
+    place = Place(limits=AcceptLimits(max_descriptors=1))
+    try:
+        assert "it has hardly any file descriptors left (RLIMIT_NOFILE of that worker)" in refusal(place)
+    finally:
+        place.close()
+
+
+def test_who_has_too_many_links_that_nobody_expects_says_so_and_takes_those_that_are_expected(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reception_, "MAX_EARLY_LINKS", 0)
+    assert "4096 links wait there already that nobody expects yet" in refusal(place)
+    assert re.search(r"the link from 127.0.0.1:\d+ \(which calls itself worker 0\) was refused: 0 wait", caplog.text)
+    assert arrives(place)
+
+
+def test_the_log_names_who_was_refused(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_connection(("127.0.0.1", place.workers[1].link_port), timeout=10) as guest:
+        guest.sendall(bytes(HELLO_BYTES))
+        assert not guest.recv(1)
+        port = guest.getsockname()[1]
+    assert f"the connection from 127.0.0.1:{port} was refused: the first bytes are not those of" in caplog.text
+    with place.enter(b"nothing") as client:
+        assert not client.recv(1)
+    who = f"the connection from a client (pid {os.getpid()}, uid {os.getuid()}) was refused: a client showed a token"
+    settle(lambda: who in caplog.text)
 
 
 def test_a_caller_that_fails_when_its_link_is_there_costs_nobody_else_theirs(
@@ -447,7 +490,7 @@ def test_a_call_that_cannot_even_begin_fails_and_the_next_gets_through(
         full.setattr(place.workers[0]._handshakes, "start", start)
         place.workers[0].dial(call)
         kind, (peer, why) = place.next()
-    assert (kind, peer) == ("failed", 1) and "planted" in why
+    assert (kind, peer) == ("failed", 1) and "planted" in str(why)
     assert arrives(place)
 
 
@@ -461,13 +504,13 @@ def test_a_call_that_fails_as_nobody_thought_of_is_told_to_whoever_asked(
         broken.setattr(handshake, "exchange_hello", introduce)
         place.workers[0].dial(place.call())
         kind, (peer, why) = place.next()
-    assert (kind, peer) == ("failed", 1) and "planted" in why
+    assert (kind, peer) == ("failed", 1) and "planted" in str(why)
     assert arrives(place)
 
 
 def test_who_fails_while_being_shown_out_is_shown_out_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    def failed(peer: int, why: str) -> None:
-        place.arrived.put(("failed", (peer, why)))
+    def failed(error: LinkBroken) -> None:
+        place.arrived.put(("failed", (error.peer, error)))
         raise RuntimeError("planted")
 
     with socket.create_server(("127.0.0.1", 0)) as listener:  # which never answers
@@ -491,5 +534,5 @@ def test_where_there_is_no_thread_to_look_a_name_up_the_call_fails_and_the_next_
         full.setattr(threading.Thread, "start", none)
         place.workers[0].dial(call)
         kind, (peer, why) = place.next()
-    assert (kind, peer) == ("failed", 1) and "can't start new thread" in why
+    assert (kind, peer) == ("failed", 1) and "can't start new thread" in str(why)
     test_a_host_that_is_named_is_dialled(place)

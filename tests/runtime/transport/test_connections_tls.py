@@ -19,7 +19,8 @@ from tests.certificates import Signer
 from collectived_proto.tls.files import TlsFiles, TlsMaterial, client_context, load_material, server_context
 from collectived_runtime.transport import handshake
 from collectived_runtime.transport import hello as hello_
-from collectived_runtime.transport.connections import ConnectionServer, DialRequest
+from collectived_runtime.transport.connections import ConnectionServer
+from collectived_runtime.transport.dial import DialRequest
 from collectived_runtime.transport.handshake import TlsContexts
 from collectived_runtime.transport.hello import NONCE_BYTES, LinkHello
 from collectived_runtime.transport.link import Link
@@ -69,7 +70,7 @@ def link(dialler: ConnectionServer, acceptor: ConnectionServer) -> tuple[Any, An
     acceptor.expect_link(KEY, accepted.put)
     hello = LinkHello(0, 1, 7, 100, 3, os.urandom(NONCE_BYTES))
     address = ("127.0.0.1", acceptor.link_port)
-    dialler.dial(DialRequest(address, hello, dialled.put, lambda _, why: dialled.put(why)))
+    dialler.dial(DialRequest(address, hello, dialled.put, lambda error: dialled.put(str(error))))
     found = dialled.get(timeout=20)
     return found, accepted.get(timeout=20) if isinstance(found, Link) else None
 

@@ -21,7 +21,15 @@ from collectived_runtime.limits.rejections import Limit, MessageSource, Rejectio
 from collectived_runtime.transport import connections as reception_
 from collectived_runtime.transport import listener
 from collectived_runtime.transport.connections import ConnectionServer
-from collectived_runtime.transport.hello import ANSWER_BYTES, HELLO_BYTES, NONCE_BYTES, LinkHello, proof
+from collectived_runtime.transport.hello import (
+    ANSWER_BYTES,
+    HELLO_BYTES,
+    NONCE_BYTES,
+    LinkHello,
+    NoRoom,
+    encode_no_room,
+    proof,
+)
 from collectived_runtime.transport.listener import AcceptLimits
 
 SECRET = "of these tests"
@@ -124,7 +132,9 @@ def test_the_silent_are_shown_out_in_time_and_counted(
 
 def test_a_reserve_of_descriptors_stays(make: Callable[..., Place]) -> None:
     place = make(max_descriptors=8)  # fewer than there are
-    assert place.knock().recv(1) == b"" and place.dial().recv(1) == b""
+    assert place.knock().recv(1) == b""
+    dialled = place.dial()
+    assert dialled.recv(ANSWER_BYTES) == encode_no_room(NoRoom.DESCRIPTORS) and dialled.recv(1) == b""
     assert place.refusals.limit_counts == {Limit.DESCRIPTORS: 2}
 
 

@@ -19,7 +19,8 @@ from tests.certificates import Signer
 from collectived_proto.tls.files import TlsMaterial, client_context, load_material, server_context
 from collectived_runtime.transport import connections as reception_
 from collectived_runtime.transport import pool as kept_
-from collectived_runtime.transport.connections import ConnectionServer, DialRequest
+from collectived_runtime.transport.connections import ConnectionServer
+from collectived_runtime.transport.dial import DialRequest
 from collectived_runtime.transport.frame import encode_bye
 from collectived_runtime.transport.handshake import TlsContexts
 from collectived_runtime.transport.hello import ANSWER_BYTES, NONCE_BYTES, LinkHello, proof
@@ -62,7 +63,7 @@ class Pair:
         hello = LinkHello(0, 1, KEY, self.generation, CHANNEL, os.urandom(NONCE_BYTES))
         address = ("127.0.0.1", port or self.workers[1].link_port)
         call = DialRequest(
-            address, hello, self.arrived.put, lambda _, why: self.arrived.put(why), incarnation=incarnation
+            address, hello, self.arrived.put, lambda error: self.arrived.put(str(error)), incarnation=incarnation
         )
         self.workers[0].dial(call)
 

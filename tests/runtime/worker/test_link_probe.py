@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from collectived_runtime.transport.connections import ConnectionServer, DialRequest
+from collectived_runtime.transport.connections import ConnectionServer
+from collectived_runtime.transport.dial import DialRequest
 from collectived_runtime.transport.hello import PROBE_CHANNEL, LinkHello
 from collectived_runtime.transport.link import Link, LinkBroken, TcpStream
 from collectived_runtime.worker import link_probe
@@ -76,7 +77,7 @@ def test_a_worker_that_does_not_answer_probes_is_not_waited_for(
 def test_nobody_is_measured_without_the_secret(reception: Callable[[int, str], ConnectionServer]) -> None:
     mine, theirs = reception(0, "secret"), reception(1, "another")
     theirs.set_probe_handler(link_probe.ProbeServer().serve_in_thread)
-    assert probed(mine, f"127.0.0.1:{theirs.link_port}").error == "the peer does not know this job's secret"
+    assert probed(mine, f"127.0.0.1:{theirs.link_port}").error.endswith(": the peer does not know this job's secret")
 
 
 def test_an_address_that_is_none_is_named(reception: Callable[[int, str], ConnectionServer]) -> None:
@@ -165,7 +166,7 @@ def test_a_probe_is_a_hello_that_no_group_says() -> None:
 def test_a_call_that_fails_is_told_once(ends: tuple[socket.socket, socket.socket]) -> None:
     class Nobody:
         def dial(self, call: DialRequest) -> None:
-            call.on_failure(call.hello.acceptor, "no route")
+            call.on_failure(LinkBroken("no route", call.hello.acceptor))
 
         def expect_link(self, key: tuple[int, int, int, int], arrived: Callable[[Link], None]) -> None:
             raise AssertionError("probes are dialled")

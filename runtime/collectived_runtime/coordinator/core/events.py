@@ -47,7 +47,7 @@ class WorkerHello:
     nccl: int = 0
 
     def __str__(self) -> str:
-        return f"worker /job:worker/task:{self.task} (host {self.host}, pid {self.pid}, incarnation {self.incarnation})"
+        return f"worker {self.task} (host {self.host}, pid {self.pid})"
 
 
 @dataclass(frozen=True, slots=True)

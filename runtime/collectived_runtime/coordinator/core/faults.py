@@ -220,16 +220,24 @@ def _handle_instance_report(
         yield from _send_queries(book, generation, inquiry, task)
     else:
         inquiry.pending_workers.discard(task)
-    if _SEVERITY[report.kind] >= _SEVERITY[inquiry.kind]:
+    if link:
+        _add_link_report(inquiry, task, report)
+    elif _SEVERITY[report.kind] >= _SEVERITY[inquiry.kind]:
         inquiry.kind, inquiry.timeout_seconds = report.kind, report.timeout_seconds
         inquiry.text = report.text or inquiry.text
-    if link:
-        inquiry.text = f"the link of worker {task} to worker {report.worker} broke: {report.text or 'no details given'}"
     if native:
         inquiry.native_errors.setdefault(task, report.text or "NCCL failed")
         inquiry.instance = min(inquiry.instance, report.instance)
     if not inquiry.pending_workers:
         yield from _judge_or_wait(book, inquiry, now)
+
+
+def _add_link_report(inquiry: Inquiry, task: int, report: Report) -> None:
+    """That a link broke weighs more than that another one was refused."""
+    is_refused = report.cause is Cause.LINK_REFUSED
+    if inquiry.reporter < 0 or not is_refused:
+        inquiry.reporter, inquiry.is_refused = task, is_refused
+        inquiry.text = report.text or "no details given"
 
 
 def _get_or_create_evidence(generation: GroupRun, instance: int, now: float) -> Evidence:

@@ -69,7 +69,7 @@ def handle_attach(book: Registry, hello: WorkerHello, clock: int, now: float) ->
             yield Disconnect(hello.task, hello.incarnation, Code.ALREADY_EXISTS, why)
             yield Log("warning", why)
             return
-        yield from remove_worker(book, hello.task, f"worker {hello.task} ended, and {hello} has taken its place", now)
+        yield from remove_worker(book, hello.task, f"{old.hello} ended, and {hello} has taken its place", now)
     back = hello.task in book.workers
     book.counts.attached += 1
     book.workers[hello.task] = WorkerRecord(hello, now, draining=hello.draining)

@@ -76,9 +76,8 @@ class FormingGroup:
     pending_joins: dict[tuple[int, str], PendingJoin] = field(default_factory=dict)
     joins_by_rank: dict[int, PendingJoin] = field(default_factory=dict)  # by the rank asked for
     previous_ranks: dict[Identity, int] = field(default_factory=dict)  # ranks of the previous generation not here yet
-    worker_by_versions: dict[VersionRange, int] = field(
-        default_factory=dict
-    )  # by the workers of those that wait; one for each
+    worker_by_versions: dict[VersionRange, int] = field(default_factory=dict)  # one of those that wait, for each
+    rejected: dict[Identity, str] = field(default_factory=dict)  # who tried to join lately, and could not; why
     complete_at: float | None = None  # elastic: when the settling ends
     progress_sent_at: float | None = None
     is_progress_armed: bool = False  # a timer for the next progress is armed
@@ -264,6 +263,8 @@ class Inquiry:
     timeout_seconds: float = 0.0
     text: str = ""
     peer: int = -1  # LINK: the worker whose link broke
+    reporter: int = -1  # LINK: the worker at its other end, which says so
+    is_refused: bool = False  # LINK: there never was one, and `reporter` does not say that `peer` is gone
     deadline: float = 0.0  # judged then, whatever is known
     native_errors: dict[int, str] = field(default_factory=dict)  # what NCCL said, by worker, in the order of reports
 

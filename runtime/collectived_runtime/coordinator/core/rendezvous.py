@@ -13,17 +13,20 @@ The worst of the answers makes the table. It is one table for all, whatever each
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from collectived_proto.devices import DeviceName
-from collectived_proto.errors import Code, FailedPreconditionError
-from collectived_proto.report.phrases import find_control_character, format_seconds, is_or_are, members_text, ranks_text
+from collectived_proto.report.phrases import format_seconds, is_or_are, members_text, ranks_text
 from collectived_proto.report.quantities import format_measured_rate, format_measured_time
 from collectived_proto.types import GroupInfo, Member, Peer, unscoped_name
-from collectived_proto.version import negotiate_version
-from collectived_runtime.coordinator.core import draining, faults, scaling
+from collectived_runtime.coordinator.core import faults, scaling
+from collectived_runtime.coordinator.core.admission import (
+    Rejection,
+    find_rejection,
+    record_rejection,
+    rejections_text,
+)
 from collectived_runtime.coordinator.core.events import (
     Effect,
     JoinAsk,
@@ -54,7 +57,6 @@ from collectived_runtime.coordinator.core.verdicts import (
     previous_generation_text,
     progress_text,
 )
-from collectived_runtime.limits.rejections import Limit, format_limit_error
 
 # While few wait, everybody hears of every arrival at once; among many, which would be quadratic, at most this often.
 MAX_IMMEDIATE_UPDATES = 32
@@ -73,26 +75,9 @@ def handle_join(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator
     if forming and (task, ask.request) in forming.pending_joins:
         yield SendToWorker(task, _update(book, forming, ask.request))
         return
-    if away := draining.refusal_reason(book, task, ask.name):
-        yield SendToWorker(task, JoinRefused(ask.request, Code.UNAVAILABLE, away))
-        return
-    refusal = _rejection_reason(ask, task, forming)
-    if refusal:
-        book.counts.refused += 1
-        yield SendToWorker(task, JoinRefused(ask.request, Code.INVALID_ARGUMENT, refusal))
-        yield Log("info", f"join of group {unscoped_name(ask.name)!r} refused: {refusal}")
-        return
-    if apart := _version_conflict(book, task, forming):
-        book.counts.refused += 1
-        yield SendToWorker(task, JoinRefused(ask.request, Code.FAILED_PRECONDITION, apart))
-        yield Log("warning", f"join of group {unscoped_name(ask.name)!r} refused: {apart}")
-        return
-    if excess := _exceeded_limit(book, ask, forming):
-        limit, refusal = excess
-        book.counts.refused += 1
-        book.counts.limited[limit] = book.counts.limited.get(limit, 0) + 1
-        yield SendToWorker(task, JoinRefused(ask.request, Code.RESOURCE_EXHAUSTED, refusal))
-        yield Log("info", f"join of group {unscoped_name(ask.name)!r} refused: {refusal}")
+    rejection = find_rejection(book, task, ask, forming)
+    if rejection is not None:
+        yield from _reject(book, PendingJoin(task, ask, 0), rejection, now)
         return
     if forming is None:
         forming = _open(book, ask, now)
@@ -103,6 +88,7 @@ def handle_join(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator
     if ask.rank is not None:
         forming.joins_by_rank[ask.rank] = waiting
     forming.previous_ranks.pop(waiting.identity, None)
+    forming.rejected.pop(waiting.identity, None)
     if len(forming.pending_joins) == forming.max_size:
         yield from _complete(book, forming, now)
         return
@@ -111,6 +97,18 @@ def handle_join(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator
         _arm_settle_timer(book, forming, now)
     yield from _announce_join(book, forming, waiting, now)
     yield from scaling.propose_waiting_count(book, ask.name, now)
+
+
+def _reject(book: Registry, join: PendingJoin, why: Rejection, now: float) -> Iterator[Effect]:
+    """Tell a rank-to-be that it cannot join, and those who wait that it has tried: they may wait for it."""
+    book.counts.refused += 1
+    if why.limit is not None:
+        book.counts.limited[why.limit] = book.counts.limited.get(why.limit, 0) + 1
+    yield SendToWorker(join.task, JoinRefused(join.ask.request, why.code, why.text))
+    yield Log("info", f"join of group {unscoped_name(join.ask.name)!r} refused: {why.text}")
+    forming = book.forming.get(join.ask.name)
+    if forming is not None and record_rejection(forming, join, why):
+        yield from _announce(book, forming, now)
 
 
 def handle_join_cancel(book: Registry, event: JoinCancelled, now: float) -> Iterator[Effect]:
@@ -178,76 +176,6 @@ def on_progress_timer(book: Registry, name: str, now: float) -> Iterator[Effect]
         yield from _broadcast_progress(book, forming, now)
 
 
-def _rejection_reason(ask: JoinAsk, task: int, forming: FormingGroup | None) -> str:
-    """Why this ask cannot be granted; '' where it can."""
-    low, high = ask.min_size, ask.max_size
-    if steering := find_control_character(ask.name):
-        return f"names of groups and jobs must have no control characters, got {steering!r}"
-    if not 1 <= low <= high:
-        return f"a group needs 1 <= smallest size <= largest size, got {_size(low, high)}"
-    if not 0 <= ask.settle_seconds < math.inf:
-        return f"settle must be a number of seconds, not negative, got {ask.settle_seconds!r}"
-    try:
-        device = DeviceName.parse(ask.device, task)
-    except ValueError as error:
-        return str(error)
-    if device.task != task:
-        return f"{ask.device} is a device of worker {device.task}, but the join came from worker {task}: join there"
-    if ask.rank is not None and not 0 <= ask.rank < high:
-        return f"rank {ask.rank} is out of range: a group of size {_size(low, high)} has ranks 0 to {high - 1}"
-    if forming is None:
-        return ""
-    here = [_describe_join(waiting) for waiting in list(forming.pending_joins.values())[:4]]
-    more = f" and {len(forming.pending_joins) - 4} more" if len(forming.pending_joins) > 4 else ""
-    if (forming.min_size, forming.max_size) != (low, high):
-        return (
-            f"size {_size(low, high)} was asked for, but size {_size(forming.min_size, forming.max_size)} by "
-            f"the {len(forming.pending_joins)} waiting in group {unscoped_name(ask.name)!r} ({', '.join(here)}{more}): "
-            "all ranks must name the same size"
-        )
-    if ask.rank is not None and ask.rank in forming.joins_by_rank:
-        return (
-            f"rank {ask.rank} of group {unscoped_name(ask.name)!r} is taken by "
-            f"{_describe_join(forming.joins_by_rank[ask.rank])}: give every process its own rank, or none"
-        )
-    return ""
-
-
-def _version_conflict(book: Registry, task: int, forming: FormingGroup | None) -> str:
-    """Why this worker cannot have links to those of a group that forms, by their versions; '' where it can."""
-    theirs = book.workers[task].hello.versions
-    for versions, other in forming.worker_by_versions.items() if forming else ():
-        try:
-            negotiate_version(theirs, f"worker {task}", f"worker {other}", versions)
-        except FailedPreconditionError as error:
-            return str(error)
-    return ""
-
-
-def _exceeded_limit(book: Registry, ask: JoinAsk, forming: FormingGroup | None) -> tuple[Limit, str] | None:
-    """Which limit this ask would exceed, and how people are told; None where it exceeds none."""
-    if book.limits.ranks and ask.max_size > book.limits.ranks:
-        what = f"a group of {ask.max_size} ranks was asked for"
-        advice = "make it smaller"
-        return Limit.GROUP_RANKS, format_limit_error(what, book.limits.ranks, "max_group_ranks", advice)
-    if forming is None and book.limits.groups:
-        count = len(book.forming) + sum(not generation.is_over for generation in book.generations.values())
-        if count >= book.limits.groups:
-            what = f"this coordinator has {count} groups"
-            return Limit.GROUPS, format_limit_error(what, book.limits.groups, "max_groups", "leave some")
-    return None
-
-
-def _size(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low} to {high}"
-
-
-def _describe_join(waiting: PendingJoin) -> str:
-    ask = waiting.ask
-    label = f"{ask.label}, " if ask.label else ""
-    return f"{label}host {ask.host}, pid {ask.pid}"
-
-
 def _open(book: Registry, ask: JoinAsk, now: float) -> FormingGroup:
     forming = FormingGroup(ask.name, ask.min_size, ask.max_size, ask.settle_seconds, now)
     previous = book.generations.get(book.latest_generations.get(ask.name, 0))
@@ -275,11 +203,16 @@ def _remove(book: Registry, forming: FormingGroup, requests: list[tuple[int, str
 
 
 def _announce_join(book: Registry, forming: FormingGroup, newcomer: PendingJoin, now: float) -> Iterator[Effect]:
+    if len(forming.pending_joins) > MAX_IMMEDIATE_UPDATES:
+        yield SendToWorker(newcomer.task, _update(book, forming, newcomer.ask.request))
+    yield from _announce(book, forming, now)
+
+
+def _announce(book: Registry, forming: FormingGroup, now: float) -> Iterator[Effect]:
+    """Tell those who wait what is new: at once where they are few, else soon."""
     if len(forming.pending_joins) <= MAX_IMMEDIATE_UPDATES:
         yield from _broadcast_progress(book, forming, now)
-        return
-    yield SendToWorker(newcomer.task, _update(book, forming, newcomer.ask.request))
-    if not forming.is_progress_armed:
+    elif not forming.is_progress_armed:
         forming.is_progress_armed = True
         book.add_timer((forming.progress_sent_at or now) + PROGRESS_INTERVAL_SECONDS, ProgressTimer(forming.name))
 
@@ -300,7 +233,7 @@ def _expected(forming: FormingGroup) -> int:
 
 
 def describe_progress(book: Registry, forming: FormingGroup) -> str:
-    """`3 of 4 ranks here, waiting for 1 more (rank 2); rank 2 (…) still lives in the previous generation`"""
+    """`3 of 4 ranks here, waiting for 1 more (rank 2); rank 2 (…) still lives in the previous …; refused: …`"""
     present = len(forming.pending_joins)
     text = progress_text(present, forming.min_size, forming.max_size, forming.complete_at is not None)
     few = forming.max_size - present <= MAX_IMMEDIATE_UPDATES
@@ -312,7 +245,7 @@ def describe_progress(book: Registry, forming: FormingGroup) -> str:
         ranks = [rank for rank in forming.previous_ranks.values() if rank not in previous.departed]
         if ranks:
             text += f"; {previous_generation_text([previous.info.members[rank] for rank in ranks])}"
-    return text
+    return text + rejections_text(forming)
 
 
 def assign_ranks(forming: FormingGroup) -> list[PendingJoin]:

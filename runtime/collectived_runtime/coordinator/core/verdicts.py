@@ -88,7 +88,7 @@ def judge(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now
     Contracts that differ are the cause wherever they are known, for then waiting longer does not help.
     """
     if inquiry.kind is ReportKind.LINK:
-        return _judge_link(generation, inquiry, now)
+        return _judge_link(generation, inquiry, silent, now)
     if inquiry.kind is ReportKind.NATIVE:
         return _judge_native(generation, inquiry, silent, now)
     mismatch = _judge_mismatch(generation, inquiry, now)
@@ -109,11 +109,17 @@ def is_majority_undecided(generation: GroupRun, instance: int) -> bool:
     return bool(others) and len(known) < size and 2 * len(us) <= size
 
 
-def _judge_link(generation: GroupRun, inquiry: Inquiry, now: float) -> Verdict | None:
+def _judge_link(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict | None:
+    """A worker that refuses a link and answers here is not lost, nor is any of its ranks."""
     ranks = generation.active_ranks(inquiry.peer)
     if not ranks:
         return None
-    decision = judge_lost(generation, ranks, Cause.LOST_LINK, inquiry.text, now)
+    if inquiry.is_refused and inquiry.peer not in silent:
+        workers = {worker.task: worker for worker in generation.peers}
+        decision = decisions.judge_refused_link(workers[inquiry.reporter], workers[inquiry.peer], inquiry.text)
+    else:
+        why = f"the link of worker {inquiry.reporter} to worker {inquiry.peer} broke: {inquiry.text}"
+        decision = judge_lost(generation, ranks, Cause.LOST_LINK, why, now)
     return make_verdict(generation, decision, max(inquiry.instance, 0), now)
 
 

@@ -29,7 +29,7 @@ def make_verdict(topology: GroupTopology, name: str, generation: int, first: int
     told = {position.rank: position for position in report.ranks}  # of this worker's ranks
     members = tuple(_with_position(member, told.get(member.rank)) for member in topology.group.members)
     what = collective_text(first, op, topology.group.name) if op else f"group {unscoped_name(topology.group.name)!r}"
-    decision = _decide(topology, members, name, what, report, told)
+    decision = _decide(topology, members, what, report, told)
     return _make(topology, name, generation, decision, first, op, members)
 
 
@@ -40,6 +40,11 @@ def make_departure_verdict(
     members = topology.group.members
     decision = decisions.judge_departure([members[rank] for rank in ranks], None)
     return replace(_make(topology, name, generation, decision, first, op, members), orderly=True)
+
+
+def _own_text(topology: GroupTopology) -> str:
+    """This worker, as people know it."""
+    return f"worker {topology.peers[topology.place].task}"
 
 
 def _make(
@@ -57,7 +62,7 @@ def _make(
         topology.group.key,
         generation,
         CODE_BY_CAUSE[decision.cause],
-        f"{decision.text} (decided by {name} alone: the coordinator did not answer)",
+        f"{decision.text} (decided by {_own_text(topology)} alone: the coordinator did not answer)",
         first,
         first if op else -1,
         op,
@@ -86,14 +91,14 @@ def _with_position(member: Member, position: RankPosition | None) -> Member:
 def with_missing(topology: GroupTopology, name: str, verdict: Verdict, absent: list[int]) -> Verdict:
     """The verdict of another worker about a deadline, with what worker `name` knows of its own ranks."""
     missing = tuple(topology.group.members[rank] for rank in absent)
-    text = f"{verdict.message}; {name} adds: {members_text(missing)} {'has' if len(missing) == 1 else 'have'} not come"
+    adds = f"{_own_text(topology)} adds"
+    text = f"{verdict.message}; {adds}: {members_text(missing)} {'has' if len(missing) == 1 else 'have'} not come"
     return replace(verdict, message=text, missing=missing, decided_by=name)
 
 
 def _decide(
     topology: GroupTopology,
     members: Sequence[Member],
-    name: str,
     what: str,
     report: Report,
     told: dict[int, RankPosition],
@@ -109,13 +114,16 @@ def _decide(
             )
         case ReportKind.ABORT:
             return decisions.judge_abort(members[rank], report.text, report.cause)
+        case ReportKind.LINK if report.cause is Cause.LINK_REFUSED:
+            peer_worker = next(one for one in topology.peers if one.task == report.worker)
+            return decisions.judge_refused_link(topology.peers[topology.place], peer_worker, report.text)
         case ReportKind.LINK:
             there = [members[rank] for one in topology.peers if one.task == report.worker for rank in one.ranks]
-            why = f"the link of {name} to worker {report.worker} broke: {report.text}"
+            why = f"the link of {_own_text(topology)} to worker {report.worker} broke: {report.text}"
             return decisions.judge_lost_workers(Cause.LOST_LINK, there, why)
         case ReportKind.NATIVE:
             here = [members[rank] for rank in topology.own_ranks]
-            return decisions.judge_nccl_failure(what, [(name, here, report.text)], ())
+            return decisions.judge_nccl_failure(what, [(_own_text(topology), here, report.text)], ())
         case ReportKind.OVERDUE:
             absent = not_arrived_text(members[peer], told[peer]) if peer in told else f"{members[peer]} has not come"
             return decisions.judge_overdue(members[rank], report.text, report.timeout_seconds, peer, absent)

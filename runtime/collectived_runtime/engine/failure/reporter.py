@@ -16,6 +16,7 @@ from collectived_runtime.engine.failure import local_verdict
 from collectived_runtime.engine.run.links import LEFT_TEXT
 from collectived_runtime.engine.submit.tracker import Instance, InstanceTracker
 from collectived_runtime.logs import log_fields
+from collectived_runtime.transport.link import LinkBroken, LinkRefused
 
 log = logging.getLogger("collectived.group_loop")
 
@@ -86,6 +87,12 @@ class FaultReporter:
         """Reports what needs a verdict."""
         report = self._tracker.make_report(kind, instance, rank=rank, worker=worker, text=text)
         self._raise_fault(self._record_departure(report))
+
+    def report_link(self, instance: int, error: LinkBroken) -> None:
+        """The link to a worker has broken, or cannot be had."""
+        cause = Cause.LINK_REFUSED if isinstance(error, LinkRefused) else Cause.LOST_LINK
+        report = self._tracker.make_report(ReportKind.LINK, instance, worker=error.peer, text=str(error))
+        self._raise_fault(replace(report, cause=cause))
 
     def report_local_ranks_lost(self, text: str) -> None:
         """No local rank goes beyond what it has finished."""

@@ -226,7 +226,7 @@ class Generation:
     def report_crash(self, error: Exception) -> None:
         """Report that a defect ends this group loop."""
         self.reporter.report_local_ranks_lost(
-            f"a defect of collectived ended its group loop: {type(error).__name__}: {error}"
+            f"a defect of collectived ended the group on its worker: {type(error).__name__}: {error}"
         )
 
     @property
@@ -370,7 +370,7 @@ class Generation:
         if isinstance(error, PeerDeparted):
             self.reporter.report_worker_left(error.peer, self.tracker.next_number)
         else:
-            self.reporter.report_fault(ReportKind.LINK, self.tracker.next_number, worker=error.peer, text=str(error))
+            self.reporter.report_link(self.tracker.next_number, error)
 
     def _on_unexpected_frame(self, link: Link, expected: bytes, got: bytes) -> bool:
         """A frame that is not the one expected: wait for better news, or raise LinkBroken for nonsense."""
@@ -397,7 +397,7 @@ class Generation:
     def _check_for_mismatch(self, link: Link, frame: frames.Frame, latest: int) -> None:
         """`latest` is the last instance of which no frame is to come here; a frame of it, or before, is a mismatch."""
         if (frame.key, frame.generation) != (self._topology.group.key, self.number):
-            raise LinkProtocolError(f"a frame of generation {frame.generation}", link.peer)
+            raise LinkProtocolError("a frame of another generation of the group", link.peer)
         if frame.instance > latest:
             return
         instance = self.tracker.find(frame.instance)

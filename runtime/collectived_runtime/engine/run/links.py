@@ -19,7 +19,8 @@ from collectived_runtime.engine.base.poller import HANGUP_EVENTS, Poller
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.limits.rejections import RejectionCounters
 from collectived_runtime.transport import frame as frames
-from collectived_runtime.transport.connections import DialRequest, LinkKey
+from collectived_runtime.transport.connections import LinkKey
+from collectived_runtime.transport.dial import DialRequest
 from collectived_runtime.transport.hello import NONCE_BYTES, LinkHello
 from collectived_runtime.transport.link import Link, LinkBroken, LinkProtocolError
 
@@ -276,9 +277,6 @@ class Links:
     def _on_peer_departed(self, task: int) -> None:
         self._on_broken(PeerDeparted(LEFT_TEXT, task))
 
-    def _on_connect_failed(self, task: int, why: str) -> None:
-        self._on_broken(LinkBroken(why, task))
-
     def _request(self, place: int, channel: int) -> None:
         self._links[place, channel] = None
         me = self._topology.peers[self._topology.place].task
@@ -288,10 +286,8 @@ class Links:
         def arrived(link: Link) -> None:  # in the exchange's thread
             self._poller.call_soon_threadsafe(lambda: link.close() if self.closed else self.add(link), link.close)
 
-        def failed(task: int, why: str) -> None:
-            self._poller.call_soon_threadsafe(
-                lambda: None if self.closed else self._on_connect_failed(task, f"it cannot be reached: {why}")
-            )
+        def failed(error: LinkBroken) -> None:
+            self._poller.call_soon_threadsafe(lambda: None if self.closed else self._on_broken(error))
 
         if me < peer.task:
             hello = LinkHello(me, peer.task, key, self._generation, channel, os.urandom(NONCE_BYTES))

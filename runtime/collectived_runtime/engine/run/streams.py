@@ -19,7 +19,7 @@ from collectived_runtime.engine.base.poller import HANGUP_EVENTS, Poller
 from collectived_runtime.engine.run.links import LinkHandback, PeerNetwork, get_peer_address
 from collectived_runtime.engine.run.message import MAX_DESCRIPTION
 from collectived_runtime.transport import frame as frames
-from collectived_runtime.transport.connections import DialRequest
+from collectived_runtime.transport.dial import DialRequest
 from collectived_runtime.transport.hello import NONCE_BYTES, LinkHello
 from collectived_runtime.transport.link import BytesLike, Link, LinkBroken, LinkProtocolError
 
@@ -174,8 +174,7 @@ def make_dialer(
         def arrived(link: Link) -> None:  # in the exchange's thread
             poller.call_soon_threadsafe(lambda: link.close() if closed() else there(link), link.close)
 
-        def failed(task: int, why: str) -> None:
-            error = LinkBroken(f"it cannot be reached: {why}", task)
+        def failed(error: LinkBroken) -> None:
             poller.call_soon_threadsafe(lambda: None if closed() else broken(error))
 
         network.link_provider.dial(

@@ -16,7 +16,7 @@ happens on the way is shown under `@time`. Generations are called g1, g2, … an
     cancel TASK REQUEST [reason]
     contract NAME = OPERATION | STRUCTURE | PATH=LEAF; … | SITE [| bytes_per_pack=N]       "what comes": an open one
     report TASK gN KIND [#INSTANCE] [rank=N] [worker=N] [peer=N] [timeout=S] [text=…] POSITION…
-         … [last=N:CONTRACT,…]        of a rank that has gone
+         … [last=N:CONTRACT,…]        of a rank that has gone        [cause=NAME]
     promise TASK pN #INSTANCE [next=N]  nothing starts from that one on; N: the first that nobody there has submitted
     drain WHO REQUEST TIMEOUT [stay]   WHO: a task, host=H or group=G
     drained TASK REQUEST [gN#INSTANCE[:OPERATION[:RANK,…]]]…         what was cut; RANK: had not come
@@ -37,6 +37,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from collectived_proto.cause import Cause
 from collectived_proto.errors import Code
 from collectived_proto.types import (
     AllGather,
@@ -224,6 +225,7 @@ class Player:
             self._positions(words[3:], number),
             int(given.get("peer", 0)),
             tuple(self._submission(*one.split(":")) for one in given["last"].split(",")) if "last" in given else (),
+            Cause[given.get("cause", "UNSPECIFIED")],
         )
 
     def _submission(self, instance: str, contract: str) -> Submission:

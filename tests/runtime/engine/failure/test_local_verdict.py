@@ -84,15 +84,15 @@ RANK_3 = "rank 3 (host host1, pid 73)"
     ids=lambda value: value.kind.name if isinstance(value, Report) else "",
 )
 def test_it_names_ranks_in_full(report: Report, text: str, missing: list[int]) -> None:
-    verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
+    verdict = local_verdict.make_verdict(TOPOLOGY, "/job:worker/task:0", 100, 17, "all_reduce(sum)", report)
     assert verdict.message == text + ALONE
     assert [member.rank for member in verdict.missing] == missing
-    assert (verdict.group, verdict.decided_by) == ("train", "worker 0")
+    assert (verdict.group, verdict.decided_by) == ("train", "/job:worker/task:0")
 
 
 def test_it_tells_what_the_ranks_of_this_worker_did_last() -> None:
     report = Report(7, 100, ReportKind.LOST, 16, rank=1, text="its process ended", ranks=(FIRST, SECOND))
-    verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
+    verdict = local_verdict.make_verdict(TOPOLOGY, "/job:worker/task:0", 100, 17, "all_reduce(sum)", report)
     assert [(member.last_instance, member.last_site) for member in verdict.members] == [
         (16, "train.py:88"),
         (16, "train.py:70"),
@@ -102,9 +102,25 @@ def test_it_tells_what_the_ranks_of_this_worker_did_last() -> None:
     assert verdict.missing[0].last_instance == 16 and verdict.code == Code.UNAVAILABLE
 
 
+def test_of_a_link_that_was_refused_no_rank_is_to_blame() -> None:
+    report = Report(
+        7, 100, ReportKind.LINK, 17, worker=1, text="no room", ranks=(FIRST, SECOND), cause=Cause.LINK_REFUSED
+    )
+    verdict = local_verdict.make_verdict(TOPOLOGY, "/job:worker/task:0", 100, 17, "all_reduce(sum)", report)
+    assert (verdict.cause, verdict.code, verdict.missing, verdict.origin) == (
+        Cause.LINK_REFUSED,
+        Code.UNAVAILABLE,
+        (),
+        None,
+    )
+    assert verdict.message == (
+        f"worker 0 (host host0) has no link to worker 1 (host host1): no room; no rank is known to be lost{ALONE}"
+    )
+
+
 def test_where_nobody_has_submitted_it_the_group_is_named() -> None:
     report = Report(7, 100, ReportKind.MISMATCH, 17)
-    verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "", report)
+    verdict = local_verdict.make_verdict(TOPOLOGY, "/job:worker/task:0", 100, 17, "", report)
     assert verdict.message == f"group 'train': the ranks differ in what they submitted{ALONE}"
 
 
@@ -114,7 +130,7 @@ def test_ranks_of_one_worker_that_differ_are_named_by_it() -> None:
         replace(FIRST, rank=1, contract=b"b", op="barrier()", site="train.py:9"),
     )
     report = Report(7, 100, ReportKind.MISMATCH, 17, ranks=(here, there))
-    verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
+    verdict = local_verdict.make_verdict(TOPOLOGY, "/job:worker/task:0", 100, 17, "all_reduce(sum)", report)
     assert verdict.message.startswith("rank 1 differs: barrier() there, all_reduce(sum) on rank 0")
     assert [member.rank for member in verdict.differing] == [1] and verdict.origin == 1
 
@@ -136,20 +152,21 @@ def test_ranks_of_one_worker_that_differ_are_named_by_it() -> None:
 )
 def test_each_kind_of_report_has_its_cause(kind: ReportKind, cause: Cause, origin: int | None) -> None:
     report = Report(7, 100, kind, 17, rank=1, worker=1, ranks=(FIRST, SECOND), peer=2)
-    verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
+    verdict = local_verdict.make_verdict(TOPOLOGY, "/job:worker/task:0", 100, 17, "all_reduce(sum)", report)
     assert (verdict.cause, verdict.origin, verdict.code) == (cause, origin, CODE_BY_CAUSE[cause])
 
 
 def test_what_another_worker_adds_is_said_in_full_too() -> None:
     report = Report(7, 100, ReportKind.EXPIRED, 17, timeout_seconds=2, ranks=(FIRST,))
-    verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
-    added = local_verdict.with_missing(TOPOLOGY, "worker 1", verdict, [2, 3])
+    verdict = local_verdict.make_verdict(TOPOLOGY, "/job:worker/task:0", 100, 17, "all_reduce(sum)", report)
+    there = GroupTopology.from_peers(TOPOLOGY.group, TOPOLOGY.peers, 1, ())
+    added = local_verdict.with_missing(there, "/job:worker/task:1", verdict, [2, 3])
     assert added.message == f"{verdict.message}; worker 1 adds: {RANK_2}, {RANK_3} have not come"
-    assert [member.rank for member in added.missing] == [2, 3] and added.decided_by == "worker 1"
+    assert [member.rank for member in added.missing] == [2, 3] and added.decided_by == "/job:worker/task:1"
 
 
 def test_a_rank_that_is_missing_is_told_of_with_where_its_threads_are() -> None:
     report = Report(7, 100, ReportKind.EXPIRED, 17, timeout_seconds=2, ranks=(FIRST, ASLEEP))
-    verdict = local_verdict.make_verdict(TOPOLOGY, "worker 0", 100, 17, "all_reduce(sum)", report)
+    verdict = local_verdict.make_verdict(TOPOLOGY, "/job:worker/task:0", 100, 17, "all_reduce(sum)", report)
     assert "at train.py:70; now: data.py:88 in load; rank 0" in verdict.message
     assert [member.stack for member in verdict.missing] == [ASLEEP.stack]

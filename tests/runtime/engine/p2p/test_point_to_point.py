@@ -18,6 +18,7 @@ from collectived_proto.types import AllReduce, Recv, ReduceOp, ReportKind, Send
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine.p2p import pending_ops, point_to_point
 from collectived_runtime.engine.run import streams
+from collectived_runtime.transport.link import LinkBroken
 
 spread = pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
 
@@ -304,7 +305,7 @@ def test_a_letter_that_cannot_be_delivered_does_not_keep_its_group_loop_alive(wo
     exchange = here.group_loops[0]._worker.resources.link_provider
 
     def unreachable(call: Any) -> None:
-        call.on_failure(call.hello.acceptor, "nobody listens there")
+        call.on_failure(LinkBroken("nobody listens there", call.hello.acceptor))
 
     exchange.dial = unreachable
     here.ranks[0].post(Send(1), numbers(1000))
