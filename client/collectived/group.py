@@ -273,7 +273,7 @@ class Group(Collectives):
             error.add_note(f"group {self.name!r}: {unseen}")
 
     def __repr__(self) -> str:
-        return f"<Group {self.name!r} generation {self.generation}: rank {self.rank} of {self.size} on {self.device}>"
+        return f"<Group {self.name!r}: rank {self.rank} of {self.size} on {self.device.rpartition('device:')[2]}>"
 
     def _start(
         self,

@@ -35,6 +35,7 @@ from collectived.values.libraries import device_name
 from collectived_proto.devices import DeviceName
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.options import CommunicationOptions
+from collectived_proto.report.phrases import short_worker_names
 
 if TYPE_CHECKING:
     import grpc
@@ -118,6 +119,7 @@ class Session:
 
     def __init__(self, rpc: WorkerClient, opened: OpenedSession, transport: Transport) -> None:
         self.worker = opened.worker
+        self._worker_text = short_worker_names(opened.worker)
         self.devices = opened.devices
         self.transport = transport.name
         self._rpc = rpc
@@ -283,8 +285,8 @@ class Session:
         with self._lock:
             if self._unusable_reason:
                 return
-            self._unusable_reason = f"the session with {self.worker} is closed; connect again"
-            self._cancel_reason = f"the session with {self.worker} was closed during this call; connect again"
+            self._unusable_reason = f"the session with {self._worker_text} is closed; connect again"
+            self._cancel_reason = f"the session with {self._worker_text} was closed during this call; connect again"
         try:
             self._cancel(self._cancel_reason)
             for group in list(self._resources):
@@ -318,7 +320,7 @@ class Session:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Session with {self.worker} at {self._rpc.address.text}: {self.transport}>"
+        return f"<Session with {self._worker_text} at {self._rpc.address.text}: {self.transport}>"
 
     def _device(self, device: Any) -> DeviceName:
         name = device_name(device)
@@ -327,7 +329,7 @@ class Session:
         found = self._translate_cuda_index(DeviceName.parse(name, _task(self.worker)), name)
         if str(found) not in self.devices:
             shown = ", ".join(DeviceName.parse(known).short for known in self.devices)
-            raise NotFoundError(f"{self.worker} has no device {name!r}: it has {shown}")
+            raise NotFoundError(f"{self._worker_text} has no device {name!r}: it has {shown}")
         return found
 
     def _translate_cuda_index(self, device: DeviceName, name: str) -> DeviceName:
@@ -340,7 +342,7 @@ class Session:
             raise UnavailableError(f"{name!r} cannot be looked up by this process: {error}") from None
         if device.index >= len(own) or own[device.index] not in self._gpus:
             there = own[device.index] if device.index < len(own) else "not there"
-            raise NotFoundError(f"{name!r} is {there}, and {self.worker} has {', '.join(self._gpus)}")
+            raise NotFoundError(f"{name!r} is {there}, and {self._worker_text} has {', '.join(self._gpus)}")
         return DeviceName(device.task, "GPU", self._gpus.index(own[device.index]))
 
     def _check_usable(self) -> None:
@@ -348,7 +350,9 @@ class Session:
             raise FailedPreconditionError(self._unusable_reason)
 
     def _after_fork(self) -> None:
-        self._unusable_reason = f"the session with {self.worker} is the parent's; connect again in the child itself"
+        self._unusable_reason = (
+            f"the session with {self._worker_text} is the parent's; connect again in the child itself"
+        )
         for group in self._resources:
             group._after_fork()
         self._transport.invalidate_after_fork()

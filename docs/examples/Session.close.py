@@ -2,4 +2,4 @@ session.close()  # leaves the group, too
 try:
     session.join("again", 2)
 except cd.errors.FailedPreconditionError as error:
-    print(error)  # the session with /job:worker/task:0 is closed; connect again
+    print(error)  # the session with worker 0 is closed; connect again

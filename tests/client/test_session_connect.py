@@ -222,7 +222,7 @@ def test_a_worker_that_is_stopped_before_a_collective_is_described_is_given_up_a
         began = time.monotonic()
         says = (
             r"^barrier\(\) of group 'train' \(test_session_connect.py:\d+\) did not complete within "
-            r"0.1 s: .*/task:3 .* has not"
+            r"0.1 s: worker 3 .* has not"
         )
         with pytest.raises(cd.errors.DeadlineExceededError, match=says) as caught:
             group.barrier(cd.CommunicationOptions(timeout_seconds=0.1))
@@ -250,7 +250,7 @@ def test_closing_a_session_while_a_collective_is_described_cancels_it(worker: An
         calling = pool.submit(group.barrier)
         assert worker.preparing.acquire(timeout=10)
         session.close()
-        with pytest.raises(cd.errors.CancelledError, match="task:3 was closed during this call; connect again"):
+        with pytest.raises(cd.errors.CancelledError, match="worker 3 was closed during this call; connect again"):
             calling.result(10)
     assert worker.withdrawn.acquire(timeout=10), "the RPC was cancelled"
 
@@ -307,7 +307,7 @@ def test_empty_makes_arrays_of_any_dtype_that_collectives_carry(worker: Any) -> 
             session.empty(3, object)
         with pytest.raises(ValueError, match=r"shape must be a length that is not negative.* \(2, -1\)\), got -1"):
             session.empty((2, -1))
-        for device, known in (("CPU:77", "CPU:0, CPU:1, GPU:0"), ("/task:1/device:CPU:0", "task:3 has no device")):
+        for device, known in (("CPU:77", "CPU:0, CPU:1, GPU:0"), ("/task:1/device:CPU:0", "worker 3 has no device")):
             with pytest.raises(cd.errors.NotFoundError, match=known):
                 session.empty(3, device=device)
         with pytest.raises(cd.errors.UnimplementedError, match="arrays on GPU:0"):

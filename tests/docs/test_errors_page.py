@@ -31,7 +31,7 @@ PLACEHOLDERS = (  # what varies from run to run, and what stands for it on the p
     (r"within [\d.]+ s\b", "within <seconds> s"),
     (r"RLIMIT_NOFILE is \d+", "RLIMIT_NOFILE is <limit>"),
     (r"127\.0\.0\.1:\d+", "<host>:<port>"),
-    (r"its process ended( or closed its (doorbell|session))?", "its process ended"),  # whichever is noticed first
+    (r"its process ended( or closed its (connection|session))?", "its process ended"),  # whichever is noticed first
 )
 
 Provoke = Callable[[Cluster], errors.CollectiveError]

@@ -42,6 +42,7 @@ from collectived_proto import codec
 from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
 from collectived_proto.error_status import from_rpc_error
+from collectived_proto.report.phrases import short_worker_names
 from collectived_proto.types import Collective, GroupInfo
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
 from collectived_proto.version import OUR_VERSIONS, negotiate_version
@@ -144,8 +145,8 @@ class WorkerClient:
     @property
     def name(self) -> str:
         """For people; of a worker that has said its name, with that."""
-        place = f"the worker at {self.address.text}"
-        return f"{self._worker_name} ({place})" if self._worker_name else place
+        where = f"at {self.address.text}"
+        return f"{self._worker_name} ({where})" if self._worker_name else f"the worker {where}"
 
     def open_session(self, limit: Timeout, local: bool = True) -> OpenedSession:
         """Opens the session. It lasts as long as this stream or, once that is attached, the session socket.
@@ -192,7 +193,7 @@ class WorkerClient:
         if event is None or not event.HasField("opened"):
             raise InternalError(f"{self.name} began a session with something else than its opening")
         opened = event.opened
-        self._worker_name = opened.worker
+        self._worker_name = short_worker_names(opened.worker)
         negotiate_version(codec.versions_from_proto(opened.protocol), self.name, "this client")
         devices, gpus = tuple(opened.devices), tuple(opened.gpus)
         return OpenedSession(

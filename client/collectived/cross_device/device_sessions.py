@@ -172,7 +172,7 @@ class DeviceSessions:
         )
         if str(device) not in offered:
             shown = ", ".join(DeviceName.parse(name).short for name in offered)
-            raise NotFoundError(f"/job:worker/task:{device.task} has no device {device.short!r}: it has {shown}")
+            raise NotFoundError(f"worker {device.task} has no device {device.short!r}: it has {shown}")
 
     def _locate_worker(self, device: DeviceName, deadline: Deadline) -> WorkerLocation:
         if device.task not in self._worker_locations:

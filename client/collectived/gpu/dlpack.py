@@ -103,7 +103,7 @@ def _dtype(found: _Type) -> np.dtype[Any]:
     if found.lanes == 1 and named == _BOOL:
         return np.dtype(bool)
     if found.lanes != 1 or found.code not in _KINDS or found.bits % 8:
-        raise TypeError(f"elements of DLPack's type {found.code} with {found.bits} bits and {found.lanes} lanes")
+        raise TypeError(f"elements of DLPack's type {found.code} with {found.bits} bits in vectors of {found.lanes}")
     dtype: np.dtype[Any] = np.dtype(f"{_KINDS[found.code]}{found.bits // 8}")
     return dtype
 

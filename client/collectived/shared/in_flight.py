@@ -94,7 +94,7 @@ class InFlightCalls:
         elif kind is messages.MessageType.WAITING_JOINERS:
             self._waiting = messages.parse_waiting(message)
         else:
-            raise messages.MalformedMessage(f"a {kind.name} on a doorbell")
+            raise messages.MalformedMessage(f"the worker does not send {kind.name} there")
 
     def _on_done(self, done: messages.Completion) -> None:
         call = self.calls.get(done.instance)

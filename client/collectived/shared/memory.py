@@ -333,7 +333,7 @@ class SharedMemory:
                 self._grow(nbytes, limit)
                 slot = self._try_allocate(nbytes)
             if slot is None:
-                raise InternalError(f"{nbytes} bytes do not fit into an arena made for them")
+                raise InternalError(f"{nbytes} bytes do not fit into shared memory made for them")
             return slot
         finally:
             if held:
@@ -361,7 +361,7 @@ class SharedMemory:
     def _request_arena(self, size: int, limit: Timeout) -> InputArena:
         mapped = self.session_socket.request_arena(size, limit)
         if mapped.memory is None:
-            raise InternalError(f"arena {mapped.number} came without memory")
+            raise InternalError(f"shared memory {mapped.number} came without memory")
         base = np.ndarray((mapped.size,), np.uint8, mapped.memory).__array_interface__["data"][0]
         return InputArena(mapped.number, mapped.memory, base, FreeList(mapped.size))
 

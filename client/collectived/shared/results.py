@@ -101,7 +101,7 @@ class MappedResults:
         """
         arena = self._arenas.get(done.arena)
         if arena is None or done.offset >= arena.size:
-            raise messages.MalformedMessage(f"a result at {done.offset} of arena {done.arena}, which is not known")
+            raise messages.MalformedMessage(f"a result in shared memory {done.arena}, which is not known")
         return MappedResult(done.slot, arena, done.offset, self._released)
 
     def pop_released(self) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ def connect(path: str, token: bytes, timeout: float, worker: str) -> socket.sock
         sock.setblocking(False)
     except OSError as error:
         sock.close()
-        raise UnavailableError(f"{worker} does not open its door {path}: {error}; is it still running?") from error
+        raise UnavailableError(f"{worker} cannot be reached at {path}: {error}; is it still running?") from error
     return sock
 
 

@@ -30,7 +30,7 @@ from collectived_proto.report.labels import (
     size_text,
     worker_state,
 )
-from collectived_proto.report.phrases import format_duration, ranks_text, sanitize_text
+from collectived_proto.report.phrases import format_duration, ranks_text, sanitize_text, short_worker_names
 from collectived_proto.report.quantities import format_bytes
 from collectived_proto.v1 import status_pb2 as pb
 
@@ -43,10 +43,10 @@ _PARTIAL = "seen from here"
 def build_tables(reply: pb.StatusReply, found: Sequence[StatusFinding], wide: bool = False) -> Iterator[Table | Text]:
     """What to print, in order."""
     yield from _findings(found, wide)
-    yield _coordinator(reply)
+    yield _coordinator(reply, wide)
     yield _counts(reply)
     if reply.groups:
-        yield from (Text(), _groups(reply))
+        yield from (Text(), _groups(reply, wide))
     if any(group.rates for group in reply.groups):
         yield from (Text(), _rates(reply))
     if wide:
@@ -85,14 +85,15 @@ def _findings(found: Sequence[StatusFinding], wide: bool) -> Iterator[Text]:
 # Counts
 
 
-def _coordinator(reply: pb.StatusReply) -> Text:
+def _coordinator(reply: pb.StatusReply, wide: bool) -> Text:
     coordinator = reply.coordinator
     if not coordinator.address:
-        answered = f"  answered by {reply.answered_by}" if reply.answered_by else ""
+        answered = f"  answered by {short_worker_names(reply.answered_by)}" if reply.answered_by else ""
         return _text(f"coordinator  not reachable{answered}", style="yellow")
     speaks = versions_from_proto(coordinator.protocol).protocol_text if coordinator.HasField("protocol") else ""
+    epoch = f"epoch {coordinator.epoch}  " if wide else ""
     return _text(
-        f"coordinator  {coordinator.address}  job {coordinator.job}  pid {coordinator.pid}  epoch {coordinator.epoch}  "
+        f"coordinator  {coordinator.address}  job {coordinator.job}  pid {coordinator.pid}  {epoch}"
         f"up {format_duration(coordinator.uptime_seconds)}  release {coordinator.release}"
         f"{f'  protocol {speaks}' if speaks else ''}"
     )
@@ -109,7 +110,7 @@ def _counts(reply: pb.StatusReply) -> Text:
     return _text(
         f"{pluralize(workers, 'worker')} on {pluralize(hosts, 'host')}, {pluralize(len(reply.groups), 'group')}"
         f"{f' ({told})' if told else ''}, {pluralize(rank_count(reply), 'rank')}, {flights} in flight, "
-        f"arenas {format_bytes(used)} of {format_bytes(limit)}"
+        f"shared memory {format_bytes(used)} of {format_bytes(limit)}"
     )
 
 
@@ -117,14 +118,15 @@ def _arena_bytes(worker: pb.WorkerStatus) -> tuple[int, int]:
     return worker.arena_bytes, worker.arena_limit_bytes
 
 
-def _groups(reply: pb.StatusReply) -> Table:
-    table = _new_table("groups", "group", "key", "generation", "state", "size", "done", "failed", "bytes", "in flight")
+def _groups(reply: pb.StatusReply, wide: bool) -> Table:
+    """Key and generation are numbers for those who compare status with trace, log and errors of programs."""
+    numbers = ("key", "generation") if wide else ()
+    table = _new_table("groups", "group", *numbers, "state", "size", "done", "failed", "bytes", "in flight")
     for group in reply.groups:
         _add_row(
             table,
             short_group_name(reply, group.name),
-            str(group.key or "-"),
-            str(group.generation or "-"),
+            *((str(group.key or "-"), str(group.generation or "-")) if wide else ()),
             _text(_state_text(group), style="red" if group.state == "failed" else ""),
             size_text(group),
             *_group_counts(reply, group),
@@ -219,7 +221,7 @@ def _workers(workers: Sequence[pb.WorkerStatus]) -> Table:
     columns = (
         "devices",
         "sessions",
-        "arenas",
+        "shared memory",
         "resident",
         "threads",
         "descriptors",
@@ -311,7 +313,7 @@ def _failures(reply: pb.StatusReply) -> Table:
             str(verdict.generation),
             f"#{verdict.from_instance}",
             _text(f"{code_name(verdict.code)}: {verdict.message}"),
-            verdict.decided_by or "-",
+            short_worker_names(verdict.decided_by) or "-",
         )
     return table
 

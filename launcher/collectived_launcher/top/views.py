@@ -90,7 +90,6 @@ def _findings(reply: pb.StatusReply, found: Sequence[StatusFinding]) -> Listing:
 def _groups(reply: pb.StatusReply, found: Sequence[StatusFinding]) -> Listing:
     columns = (
         Column("group", ratio=2),
-        Column("generation", min_width=110),
         Column("state"),
         Column("ranks", right_aligned=True),
         Column("done", right_aligned=True),
@@ -127,7 +126,6 @@ def _group_row(
     told = (f"{group.collectives_done:,}", f"{group.collectives_failed:,}", format_bytes(group.bytes_reduced))
     cells = (
         short_group_name(reply, group.name),
-        str(group.generation or "-"),
         group.state,
         size_text(group),
         *(told if has_counts(reply, group) else ("-",) * len(told)),
@@ -291,7 +289,6 @@ def _failures(reply: pb.StatusReply, found: Sequence[StatusFinding]) -> Listing:
     columns = (
         Column("ago", right_aligned=True),
         Column("group"),
-        Column("generation", min_width=110),
         Column("error"),
         Column("message", ratio=1),
     )
@@ -300,7 +297,7 @@ def _failures(reply: pb.StatusReply, found: Sequence[StatusFinding]) -> Listing:
         verdict = failure.verdict
         ago = format_duration(max(0.0, reply.unix_time - failure.unix_time)) if failure.unix_time else "-"
         name, code = short_group_name(reply, verdict.group), code_name(verdict.code)
-        rows.append(Row((ago, name, str(verdict.generation), code, verdict.message), BAD))
+        rows.append(Row((ago, name, code, verdict.message), BAD))
     return Listing(columns, tuple(rows), "Nothing has failed.", wraps=True)
 
 

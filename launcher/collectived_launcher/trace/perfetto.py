@@ -353,4 +353,4 @@ def _rank_track(group: str, rank: int) -> str:
 
 @functools.cache
 def _group_loop_track(group: str) -> str:
-    return f"{group}: group loop"
+    return f"{group}: worker"

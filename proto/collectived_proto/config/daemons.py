@@ -194,8 +194,8 @@ class WorkerSettings(DaemonSettings):
     max_handshakes: int = setting(
         NUMBER,
         1024,
-        "Connections to its Unix door, and as many to its port for links, that have not said yet who they are: one "
-        "more, and the oldest of them is closed. At least 1.",
+        "Connections of clients to its Unix socket, and as many to its port for links, that have not said yet who they "
+        "are: one more, and the oldest of them is closed. At least 1.",
     )
 
 

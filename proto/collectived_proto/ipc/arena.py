@@ -67,7 +67,7 @@ class Arena:
         """
         memory = self.memory  # another thread may close it meanwhile
         if memory is None:
-            raise ValueError(f"arena {self.number} is closed")
+            raise ValueError(f"shared memory {self.number} is closed")
         return memoryview(memory)
 
     def slice_bytes(self, offset: int, length: int) -> NDArray[np.uint8]:
@@ -175,11 +175,11 @@ def attach(number: int, size: int, descriptor: int, *, writable: bool) -> Arena:
         try:
             seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
         except OSError as error:
-            raise ValueError(f"arena {number} is no memory that can be sealed: {error.strerror}") from None
+            raise ValueError(f"shared memory {number} is no memory that can be sealed: {error.strerror}") from None
         if seals & SIZE_SEALS != SIZE_SEALS:
-            raise ValueError(f"arena {number} is not sealed against shrinking and growing (seals {seals:#x})")
+            raise ValueError(f"shared memory {number} is not sealed against shrinking and growing (seals {seals:#x})")
         if (actual := os.fstat(descriptor).st_size) != size:
-            raise ValueError(f"arena {number} has {actual} bytes, announced were {size}")
+            raise ValueError(f"shared memory {number} has {actual} bytes, announced were {size}")
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED | (_MAP_POPULATE if writable else 0), protection)
     finally:

@@ -320,7 +320,7 @@ def encode_arena(kind: MessageType, number: int, size: int) -> bytes:
 def parse_arena(data: bytes) -> tuple[int, int]:
     """(number, size)."""
     if len(data) != _ARENA.size:
-        raise MalformedMessage(f"an arena message of {len(data)} bytes")
+        raise MalformedMessage(f"a message about shared memory of {len(data)} bytes")
     _, number, size = _ARENA.unpack(data)
     return number, size
 
@@ -400,7 +400,7 @@ def parse_ipc_open_result(data: bytes) -> IpcOpenResult:
         raise MalformedMessage(f"an answer of {len(data)} bytes to a handle of memory")
     _, number, size, identity = _OPENED.unpack(data)
     if not number:
-        raise MalformedMessage("memory that was opened as arena 0")
+        raise MalformedMessage("memory that was opened as number 0")
     return IpcOpenResult(identity, number, size)
 
 

@@ -128,7 +128,7 @@ def _find_waiting(reply: pb.StatusReply, group: pb.GroupStatus) -> Iterator[Stat
         )
     if group.idle:  # where waiting is normal it is no trouble
         return
-    told = f"group {name} generation {group.generation}"
+    told = f"group {name}"
     waiting = [flight for flight in group.in_flight if flight.seconds > SLOW_SECONDS and flight.missing]
     if waiting:  # later ones wait for the first
         first = waiting[0]
@@ -261,7 +261,7 @@ def _find_low_memory(workers: Iterable[pb.WorkerStatus]) -> Iterator[StatusFindi
             sentence = (
                 f"worker {worker.task} (host {worker.host}) has used "
                 f"{format_bytes(worker.arena_bytes)} of {format_bytes(limit)} for "
-                "arenas: ranks that ask for more are refused"
+                "shared memory: ranks that ask for more are refused"
             )
             yield StatusFinding(FindingKind.MEMORY, Severity.WARNING, sentence, worker=worker.task)
 
@@ -338,13 +338,11 @@ def _find_failures(reply: pb.StatusReply) -> Iterator[StatusFinding]:
             continue
         name = short_group_name(reply, verdict.group)
         successor = runs.get(verdict.group, 0)
-        again = f" (the group runs again, as generation {successor})" if successor > verdict.generation else ""
+        again = " (the group runs again)" if successor > verdict.generation else ""
         yield StatusFinding(
             FindingKind.FAILED,
             Severity.WARNING if again else Severity.ERROR,
-            f"group {name} generation {verdict.generation}, {format_duration(ago)} ago{again}: "
-            f"{code_name(verdict.code)}: "
-            f"{verdict.message}",
+            f"group {name}, {format_duration(ago)} ago{again}: {code_name(verdict.code)}: {verdict.message}",
             name,
             verdict.generation,
             age_seconds=ago,
@@ -370,7 +368,7 @@ def _find_ignored_hints(reply: pb.StatusReply, group: pb.GroupStatus) -> Iterato
         yield StatusFinding(
             FindingKind.HINT,
             Severity.NOTE,
-            f"group {name} generation {group.generation} is {note}",
+            f"group {name} is {note}",
             name,
             group.generation,
         )

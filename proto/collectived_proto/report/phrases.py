@@ -50,6 +50,11 @@ def is_or_are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
+def short_worker_names(names: str) -> str:
+    """`worker 0` for `/job:worker/task:0`, of all workers that a text names."""
+    return names.replace("/job:worker/task:", "worker ")
+
+
 def collective_text(instance: int, op: str, name: str) -> str:
     """`all_reduce(sum) #17 of group 'train'`"""
     return f"{op or 'collective'} #{instance} of group {unscoped_name(name)!r}"

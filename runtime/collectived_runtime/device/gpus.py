@@ -124,7 +124,7 @@ class DeviceArena:
         """Raise ValueError where it is closed."""
         memory = self._memory
         if memory is None:
-            raise ValueError(f"arena {self.number} is closed")
+            raise ValueError(f"memory {self.number} of the GPU is closed")
         return Region(self.gpu, memory.address + offset, length, memory)
 
     def close(self) -> None:

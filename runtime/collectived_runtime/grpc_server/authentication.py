@@ -152,7 +152,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,
                 "this call is for the daemon's own user, root, or whoever shows the job's secret as metadata "
-                "'authorization: Bearer <secret>': guests may open sessions, join groups and look",
+                "'authorization: Bearer <secret>': others may open sessions, join groups and look",
             )
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, caller.rejection_message)
 

@@ -152,8 +152,13 @@ WORKER_METRICS = _index_by_name(
         ("worker", "outcome"),
         "Joins of local clients that ended: granted, refused or withdrawn.",
     ),
-    Metric("collectived_arena_bytes", "gauge", ("worker",), "Shared memory of arenas, of clients and of results."),
-    Metric("collectived_arena_limit_bytes", "gauge", ("worker",), "The most that arenas may take (--memory-limit)."),
+    Metric("collectived_arena_bytes", "gauge", ("worker",), "Shared memory, for inputs of clients and for results."),
+    Metric(
+        "collectived_arena_limit_bytes",
+        "gauge",
+        ("worker",),
+        "The most shared memory that there may be (--memory-limit).",
+    ),
     Metric(
         "collectived_coordinator_connected", "gauge", ("worker",), "1 while the coordinator can be reached, else 0."
     ),
@@ -212,7 +217,7 @@ COORDINATOR_METRICS = _index_by_name(
         "collectived_group_waiting",
         "gauge",
         ("group",),
-        "Collectives that group loops have reported as waiting for longer than --stall-after; none of a group in which "
+        "Collectives that workers have reported as waiting for longer than --stall-after; none of a group in which "
         "that is normal.",
     ),
     Metric("collectived_group_waiting_seconds", "gauge", ("group",), "How long the first of them has waited."),
@@ -229,7 +234,7 @@ COORDINATOR_METRICS = _index_by_name(
 # What the Prometheus client library tells of any process; only on Linux, as all of this.
 PROCESS_METRICS = _index_by_name(
     Metric("process_cpu_seconds_total", "counter", (), "Processor time, user and system."),
-    Metric("process_resident_memory_bytes", "gauge", (), "Memory in use, arenas that were touched included."),
+    Metric("process_resident_memory_bytes", "gauge", (), "Memory in use, shared memory that was touched included."),
     Metric("process_virtual_memory_bytes", "gauge", (), "Address space."),
     Metric("process_start_time_seconds", "gauge", (), "When the process was started, since 1970."),
     Metric("process_open_fds", "gauge", (), "Open descriptors."),

@@ -83,17 +83,17 @@ class SessionArenas:
         """Those bytes of the client's memory; raises messages.MalformedMessage where they are not all its own."""
         known = self._arenas.get(arena)
         if known is None:
-            raise messages.MalformedMessage(f"an address in arena {arena}, which is not of this session")
+            raise messages.MalformedMessage(f"an address in shared memory {arena}, which is not of this session")
         if offset + length > known.size:
             raise messages.MalformedMessage(
-                f"bytes {offset} to {offset + length} of arena {arena}, which has {known.size}"
+                f"bytes {offset} to {offset + length} of shared memory {arena}, which has {known.size}"
             )
         try:
             if isinstance(known, DeviceArena):
                 return known.region(offset, length)
             return known.slice_bytes(offset, length)
         except ValueError:  # dropped just now, in the other thread
-            raise messages.MalformedMessage(f"an address in arena {arena}, which is being given back") from None
+            raise messages.MalformedMessage(f"an address in shared memory {arena}, which is being given back") from None
 
     @property
     def host_bytes(self) -> int:
@@ -141,7 +141,7 @@ class SessionArenas:
 
     def _enqueue_request(self, grant: Callable[[], Awaitable[None]]) -> None:
         if len(self._pending_requests) >= MAX_PENDING_REQUESTS:
-            raise messages.MalformedMessage(f"more than {MAX_PENDING_REQUESTS} arenas asked for at once")
+            raise messages.MalformedMessage(f"more than {MAX_PENDING_REQUESTS} requests for shared memory at once")
         self._pending_requests.append(grant)
         if self.grant_task is None:
             self.grant_task = asyncio.get_running_loop().create_task(self._process_requests())

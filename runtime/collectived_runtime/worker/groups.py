@@ -497,4 +497,4 @@ def _disconnect_without_doorbell(group_loop_: weakref.ref[GroupLoop], local_rank
     """A rank whose doorbell never came would be waited for in vain."""
     group_loop, local_rank = group_loop_(), local_rank_()
     if group_loop is not None and local_rank is not None and local_rank.doorbell is None and not local_rank.closed:
-        group_loop.disconnect(local_rank.rank, f"it did not connect its doorbell within {TOKEN_SECONDS:g} s")
+        group_loop.disconnect(local_rank.rank, f"its client did not connect within {TOKEN_SECONDS:g} s")

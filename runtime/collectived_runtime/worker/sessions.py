@@ -220,7 +220,7 @@ class Session:
         for holding in reversed(self.held_ranks):
             if holding.rank == rank and holding.group_loop.topology.group.key == key:
                 return holding
-        raise NotFoundError(f"this session is not rank {rank} of a group with key {key}; join it first")
+        raise NotFoundError(f"this session is not rank {rank} of that group; join it first")
 
     def find_remote_rank(self, key: int, rank: int) -> RemoteRank:
         """Where that rank submits over gRPC.
@@ -231,7 +231,7 @@ class Session:
         found = self.find_held_rank(key, rank).remote_rank
         if found is None:
             raise FailedPreconditionError(
-                f"rank {rank} was joined by a session with shared memory, and submits through its doorbell; open a "
+                f"rank {rank} was joined by a session with shared memory, and submits through that; open a "
                 "session without `local` to submit over gRPC"
             )
         return found

@@ -83,7 +83,7 @@ def test_a_worker_of_no_version_that_the_client_speaks_is_named_with_who_is_to_b
     worker.speaks = common_pb2.Protocol(lowest=7, highest=9, release="9.9.9")
     with pytest.raises(cd.errors.FailedPreconditionError) as error:
         cd.connect(worker.address)
-    assert "/job:worker/task:3" in str(error.value) and "(release 9.9.9, protocol 7 to 9)" in str(error.value)
+    assert "worker 3 (at " in str(error.value) and "(release 9.9.9, protocol 7 to 9)" in str(error.value)
     assert str(error.value).endswith("upgrade this client to a release that speaks protocol 7")
     assert worker.streams_ended.acquire(timeout=10)
 

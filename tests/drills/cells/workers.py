@@ -42,7 +42,7 @@ def killed(scene: Scene) -> None:
     named = (VICTIM,) if elsewhere(scene) else ()
     scene.hear(Code.UNAVAILABLE, named, ranks=waiting, within=AT_ONCE_SECONDS)
     scene.submit([VICTIM])
-    scene.hear(Code.UNAVAILABLE, (), ranks=[VICTIM], words=(f"/job:worker/task:{scene.cell.hit}",), note=False)
+    scene.hear(Code.UNAVAILABLE, (), ranks=[VICTIM], words=(f"worker {scene.cell.hit} (at",), note=False)
     scene.agree()
     scene.alike(scene.everybody)
     come_back(scene)
@@ -98,7 +98,7 @@ def stopped(scene: Scene) -> None:
     within = None if scene.timeout else ASKED_SECONDS + AT_ONCE_SECONDS
     # A rank whose own worker does not answer by its deadline names itself, as the others do.
     named = (VICTIM,) if scene.timeout else ()
-    scene.hear(code, named, ranks=[VICTIM], within=within, words=(f"/job:worker/task:{scene.cell.hit}",), note=False)
+    scene.hear(code, named, ranks=[VICTIM], within=within, words=(f"worker {scene.cell.hit} (at",), note=False)
     worker.go_on()
     scene.limit.until(lambda: scene.cluster.connected(scene.cell.hit), "the worker's way back to the coordinator")
     scene.again()
@@ -127,7 +127,7 @@ def stopped_inside(scene: Scene) -> None:
     worker.stop()
     scene.hear(code, within=None if scene.timeout else LOST_SECONDS + AT_ONCE_SECONDS)
     scene.agree()
-    scene.hear(code, (), ranks=[VICTIM], words=("/job:worker/task:1",), note=False)
+    scene.hear(code, (), ranks=[VICTIM], words=("worker 1 (at",), note=False)
     worker.go_on()
     scene.limit.until(lambda: scene.cluster.connected(1), "the worker's way back to the coordinator")
     scene.again()

@@ -439,8 +439,8 @@ def test_broadcasts_are_copies(ops: Any) -> None:
 @pytest.mark.parametrize(
     ("device", "text"),
     [
-        ("CPU:99", "/job:worker/task:0 has no device 'CPU:99': it has CPU:0, CPU:1"),
-        (f"{WORKERS[1]}/device:GPU:0", "/job:worker/task:1 has no device 'GPU:0'"),
+        ("CPU:99", "worker 0 has no device 'CPU:99': it has CPU:0, CPU:1"),
+        (f"{WORKERS[1]}/device:GPU:0", "worker 1 has no device 'GPU:0'"),
         ("/job:worker/task:9/cpu:0", "no worker for .*task:9.*its workers are: task 0, task 1, task 2"),
     ],
 )

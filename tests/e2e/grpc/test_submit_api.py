@@ -391,8 +391,8 @@ BAD: dict[str, tuple[str, str, list[Any]]] = {
     "a huge chunk": ("RESOURCE_EXHAUSTED", "larger than max", [HEADER, bytes(65 << 20)]),
     "another session": ("UNAVAILABLE", "does not know the session", [{"session": b"nobody"}]),
     "no session": ("UNAVAILABLE", "does not know the session", [{"session": b""}]),
-    "another rank": ("NOT_FOUND", "not rank 9 of a group", [{"rank": 9}]),
-    "another group": ("NOT_FOUND", "with key 5", [{"key": 5}]),
+    "another rank": ("NOT_FOUND", "not rank 9 of that group", [{"rank": 9}]),
+    "another group": ("NOT_FOUND", "not rank 0 of that group", [{"key": 5}]),
     "no operation": ("INVALID_ARGUMENT", "without an operation", [{"collective": changed(clear="all_reduce")}]),
     "a negative length": ("INVALID_ARGUMENT", "negative length", [{"collective": changed(shape=[-2])}]),
     "an unknown type": ("INVALID_ARGUMENT", "data type number 99", [{"collective": changed(dtype=99)}]),
@@ -452,7 +452,7 @@ def test_a_rank_with_a_doorbell_does_not_submit_over_grpc(one_worker: Any, conne
 
     def body(session: cd.Session, group: cd.Group) -> None:
         header = client.header(described(Barrier()), session=session._token, key=group.key, rank=group.rank)
-        refused("FAILED_PRECONDITION", "submits through its doorbell", lambda: raw.Reply(client.call(header)))
+        refused("FAILED_PRECONDITION", "submits through that", lambda: raw.Reply(client.call(header)))
         group.barrier()
 
     one_worker.run_sessions(1, body)

@@ -260,7 +260,7 @@ def test_clients_of_a_killed_worker_are_told_so_and_can_connect_to_the_next_one(
     status, said = job.end()
     assert (status, said.count("Traceback")) == (0, 0), said
     for rank in (0, 1):
-        assert f"rank {rank} heard: /job:worker/task:0 (the worker at {before.workers[0].address}) is lost" in heard
+        assert f"rank {rank} heard: worker 0 (at {before.workers[0].address}) is lost" in heard
     assert heard.count("connect and join again") == 2
     old, new = before.workers[0], after.workers[0]
     assert (old.task, old.address, old.incarnation == new.incarnation) == (new.task, new.address, False)
@@ -277,9 +277,9 @@ def test_with_restarts_clients_of_a_killed_worker_come_back_and_finish_with_the_
     for rank in range(4):
         assert re.search(rf"^collectived: rank {rank} .*: exit status 1; starting it again \(1 of 1\)", said, re.M)
     for rank in (2, 3):
-        assert re.search(
-            rf"^\[rank {rank}\] .*UnavailableError: /job:worker/task:1 .*; connect and join again$", said, re.M
-        ), said
+        assert re.search(rf"^\[rank {rank}\] .*UnavailableError: worker 1 .*; connect and join again$", said, re.M), (
+            said
+        )
 
 
 def test_both_daemons_killed_at_once_come_back(launch: Any) -> None:
@@ -334,6 +334,6 @@ def test_without_a_coordinator_status_tells_what_workers_know(launch: Any, signu
     why = r"(the coordinator at unix:.* does not answer .*|no answer for the whole job .*)"
     assert re.match(rf"WARNING  {why}: this is what workers know", shown)
     assert "coordinator  not reachable" in shown
-    assert re.search(r" world +\d+ +\d+ +seen from here +2 ", shown)
+    assert re.search(r" world +seen from here +2 ", shown)
     status, said = job.end()
     assert status == (0 if signum == signal.SIGSTOP else 1), said

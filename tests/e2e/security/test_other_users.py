@@ -40,7 +40,7 @@ def test_of_a_shared_folder_its_group_may_use_the_worker_and_nobody_else_anythin
     address = worker(mode=0o750, gid=ML)["address"]
     member = asked(address, ANN, *EVERYTHING, groups=f"{ANN},{ML}")
     assert member["collective"] == ("ok", "shared memory") and member["status"][0] == member["open_session"][0] == "ok"
-    assert member["drain"][0] == "PERMISSION_DENIED" and "guests may open sessions" in member["drain"][1]
+    assert member["drain"][0] == "PERMISSION_DENIED" and "others may open sessions" in member["drain"][1]
     assert codes(asked(address, BOB, *EVERYTHING)) == {"UNAVAILABLE"}
 
 

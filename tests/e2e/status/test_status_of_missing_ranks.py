@@ -114,7 +114,7 @@ def stopped(*daemons: Any) -> Iterator[None]:
 
 def test_the_rank_that_is_missing_is_named_in_a_shell_without_variables(job: Job) -> None:
     named = (
-        r"^WAITING  group \S+ generation \d+: barrier\(\) #3 at \S+:\d+ has waited \d+\.\d s for "
+        r"^WAITING  group \S+: barrier\(\) #3 at \S+:\d+ has waited \d+\.\d s for "
         rf"rank {LATE} \(host host1, pid {job.late.pid}\), "
         r"which last called all_reduce\(sum\) #2 at \S+:\d+, \d+\.\d s ago; now: <string>:10 in <module>$"
     )

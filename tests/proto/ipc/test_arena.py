@@ -98,7 +98,7 @@ def test_a_stretch_is_that_part_of_the_arena_until_it_is_closed() -> None:
     memory = made.memory
     made.close()
     assert memory is not None and memory.closed  # nothing of it was kept
-    with pytest.raises(ValueError, match="arena 7 is closed"):
+    with pytest.raises(ValueError, match="shared memory 7 is closed"):
         made.slice_bytes(0, 1)
 
 
@@ -142,7 +142,7 @@ def test_what_is_no_arena_is_not_mapped_and_its_descriptor_goes(
     hostile: Callable[[Path], int], writable: bool, tmp_path: Path
 ) -> None:
     descriptor = hostile(tmp_path)
-    with pytest.raises(ValueError, match="arena 7"):
+    with pytest.raises(ValueError, match="shared memory 7"):
         arena.attach(7, SIZE, descriptor, writable=writable)
     with pytest.raises(OSError):
         os.fstat(descriptor)

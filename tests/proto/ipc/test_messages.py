@@ -70,7 +70,7 @@ def test_what_has_become_of_it_is_read_as_it_was_written(lending: messages.IpcOp
 
 def test_memory_is_never_opened_as_arena_0() -> None:
     opened = messages.IpcOpenResult(7, 3, 4096).encode()
-    with pytest.raises(messages.MalformedMessage, match="arena 0"):
+    with pytest.raises(messages.MalformedMessage, match="number 0"):
         messages.parse_ipc_open_result(opened.replace(b"\x03", b"\x00"))
 
 

@@ -65,7 +65,7 @@ def test_a_rank_that_is_missing_is_named_with_where_it_is_and_what_it_last_did()
     assert only(job(missing=(3,))) == StatusFinding(
         FindingKind.MISSING,
         Severity.ERROR,
-        "group world generation 5: barrier() #7 at train.py:90 has waited 2.5 s for rank 3 (pod-3, host h, pid 73), "
+        "group world: barrier() #7 at train.py:90 has waited 2.5 s for rank 3 (pod-3, host h, pid 73), "
         "which last called all_reduce(mean) #6 at train.py:88, 2.5 s ago",
         "world",
         5,
@@ -134,8 +134,7 @@ def test_a_collective_for_which_all_have_come_and_that_does_not_end_is_stalled()
     finding = only(reply)
     assert (finding.kind, finding.age_seconds) == (FindingKind.STALLED, 9)
     assert finding.sentence == (
-        "group world generation 5: all_reduce(sum) #7 has run for 9.0 s: all ranks have come, "
-        "2 of 8 packs are done (ring)"
+        "group world: all_reduce(sum) #7 has run for 9.0 s: all ranks have come, 2 of 8 packs are done (ring)"
     )
     flight.state = "queued"  # behind another one, which is to be blamed
     assert collect_findings(reply) == []
@@ -146,7 +145,7 @@ def test_a_receive_that_waits_long_names_the_rank_at_its_other_end() -> None:
     reply.groups[0].posts.add(rank=1, peer=0, tag=3, op="recv(source=0, tag=3)", site="train.py:95", seconds=75)
     reply.groups[0].posts.add(rank=0, peer=1, op="send(to=1, tag=0)", seconds=0.5)
     assert only(reply).sentence == (
-        "group world generation 5: recv(source=0, tag=3) of rank 1 at train.py:95 has waited 1 min 15 s for rank 0 "
+        "group world: recv(source=0, tag=3) of rank 1 at train.py:95 has waited 1 min 15 s for rank 0 "
         "(host h, pid 70), which last called all_reduce(mean) at train.py:88, 2.5 s ago"
     )
 
@@ -171,8 +170,8 @@ def test_failures_come_latest_first_and_old_ones_not_at_all() -> None:
     reply.groups[0].state = "failed"
     reply.failures.extend([failure(5, 940), failure(5, 990), failure(5, 300)])
     assert [finding.sentence for finding in collect_findings(reply)] == [
-        "group world generation 5, 10.0 s ago: UNAVAILABLE: rank 0 lost in 5",
-        "group world generation 5, 1 min 0 s ago: UNAVAILABLE: rank 0 lost in 5",
+        "group world, 10.0 s ago: UNAVAILABLE: rank 0 lost in 5",
+        "group world, 1 min 0 s ago: UNAVAILABLE: rank 0 lost in 5",
     ]
 
 
@@ -181,7 +180,7 @@ def test_a_failure_after_which_the_group_runs_again_is_worth_less() -> None:
     reply.failures.append(failure(4, 990))
     finding = only(reply)
     assert finding.severity is Severity.WARNING
-    assert "10.0 s ago (the group runs again, as generation 5): UNAVAILABLE" in finding.sentence
+    assert "10.0 s ago (the group runs again): UNAVAILABLE" in finding.sentence
 
 
 def test_releases_that_differ_are_told_with_who_has_them() -> None:

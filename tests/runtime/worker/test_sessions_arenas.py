@@ -159,6 +159,6 @@ def test_a_client_that_asks_without_end_is_shown_out() -> None:
                 break
             await asyncio.sleep(0)
         await asyncio.wait_for(scene.session.ended.wait(), 30)
-        assert "arenas asked for at once" in scene.session.end_reason
+        assert "requests for shared memory at once" in scene.session.end_reason
 
     played(play, limit=1 << 40)

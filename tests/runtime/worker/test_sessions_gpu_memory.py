@@ -105,7 +105,7 @@ def test_no_byte_beyond_what_the_driver_has_opened_is_reached(handle: bytes) -> 
         whole = scene.session.arenas.resolve_memory(lending.number, 0, SIZE)
         assert isinstance(whole, Region) and whole.gpu is scene.gpus[0]
         for offset, length in ((0, SIZE + 1), (SIZE, 1), (1 << 62, 8)):
-            with pytest.raises(messages.MalformedMessage, match=f"of arena {lending.number}, which has {SIZE}"):
+            with pytest.raises(messages.MalformedMessage, match=f"of shared memory {lending.number}, which has {SIZE}"):
                 scene.session.arenas.resolve_memory(lending.number, offset, length)
         await scene.drop(lending.number)
         with pytest.raises(messages.MalformedMessage, match="not of this session"):

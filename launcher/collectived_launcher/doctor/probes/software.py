@@ -19,6 +19,7 @@ from collectived_proto.config.daemons import DAEMONS
 from collectived_proto.config.resolve import resolve_values
 from collectived_proto.config.sources import find_config_file, load_config_file
 from collectived_proto.ipc import job_files
+from collectived_proto.report.phrases import short_worker_names
 from collectived_proto.tls import files
 from collectived_proto.tls.files import TlsFiles
 
@@ -110,7 +111,7 @@ def _query_job(name: str, target: object) -> RunningJob:
     known = {who: release for who, release in releases.items() if release}
     missing = list(reply.warnings)
     if reply.answered_by not in ("", "coordinator") and not missing:
-        missing.append(f"the coordinator does not answer: this is what {reply.answered_by} knows")
+        missing.append(f"the coordinator does not answer: this is what {short_worker_names(reply.answered_by)} knows")
     return RunningJob(name, known, reply.unix_time - (asked + answered) / 2, answered - asked, tuple(missing))
 
 

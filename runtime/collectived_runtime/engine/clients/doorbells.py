@@ -224,7 +224,7 @@ class Doorbells:
         except OSError:
             length = 0
         if not length:
-            self.drop(local_rank, "its process ended or closed its doorbell")
+            self.drop(local_rank, "its process ended or closed its connection")
             return False
         return self.receive(local_rank, bytes(memoryview(self._buffer)[:length]))
 

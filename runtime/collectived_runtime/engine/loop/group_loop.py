@@ -333,7 +333,7 @@ class GroupLoop:
                 if now >= self._trim_at:
                     self._trim_memory(now)
         except Exception as error:  # whatever it is, neither clients nor peers may wait for this group loop any more
-            log.exception("group loop of group %s: a defect of collectived ends it", self.name)
+            log.exception("group %s: a defect of collectived ends it on this worker", self.name)
             self._generation.report_crash(error)
         finally:
             self._close()
@@ -412,9 +412,7 @@ class GroupLoop:
         is_p2p = submission.instance >= messages.P2P_BASE  # numbers begin anew with each generation
         number, most = submission.instance - messages.P2P_BASE * is_p2p, _MOST_P2P if is_p2p else _MOST
         if number >= most or len(self._early_submissions) >= (_MOST + _MOST_P2P) * len(self.local_ranks):
-            raise messages.MalformedMessage(
-                f"a submission of generation {submission.generation}, which nobody has announced"
-            )
+            raise messages.MalformedMessage("a submission of a generation of the group that nobody has announced")
         self._early_submissions.append(lambda: self._on_submit(local_rank, submission))
 
     def _send(self, rank: int, message: bytes) -> None:

@@ -281,13 +281,13 @@ class PointToPoint:
         if (frame.key, frame.generation) != (topology.group.key, self._generation) or address[
             0
         ] not in topology.own_ranks:
-            raise LinkProtocolError(f"a letter for rank {address[0]} of generation {frame.generation}")
+            raise LinkProtocolError(f"a message for rank {address[0]}, which is not of this generation on this worker")
         try:
             collective = collective_from_proto(common_pb2.Collective.FromString(description))
         except (DecodeError, InvalidArgumentError) as error:
-            raise LinkProtocolError(f"a letter whose description cannot be read: {error}") from None
+            raise LinkProtocolError(f"a message whose description cannot be read: {error}") from None
         if sum(leaf.nbytes for leaf in collective.leaves) != frame.offset:
-            raise LinkProtocolError(f"a letter of {frame.offset} bytes, which is not what it describes")
+            raise LinkProtocolError(f"a message of {frame.offset} bytes, which is not what it describes")
         return letters.MessageLayout.for_collective(collective, description), address
 
     def _allocate_slot(self, address: letters.MessageAddress, form: letters.MessageLayout) -> ResultSlot | None:
