@@ -54,4 +54,4 @@ def test_all_hear_of_two_roots_and_nobody_gets_the_value_of_the_other(
     told = four_workers.run(4, body)
     assert len(set(map(str, told))) == 1, "one verdict for all"
     instance, differing, text = told[0]
-    assert instance == 0 and differing and "root" in text
+    assert instance == 0 and differing and "root" in text, told

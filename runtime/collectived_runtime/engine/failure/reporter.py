@@ -14,7 +14,7 @@ from collectived_proto.types import Report, ReportKind, Verdict, unscoped_name
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.failure import local_verdict
 from collectived_runtime.engine.run.links import LEFT_TEXT
-from collectived_runtime.engine.submit.tracker import Instance, InstanceTracker
+from collectived_runtime.engine.submit.tracker import Instance, InstanceTracker, receives_from_all
 from collectived_runtime.logs import log_fields
 from collectived_runtime.transport.link import LinkBroken, LinkRefused
 
@@ -170,6 +170,22 @@ class FaultReporter:
     def report_resumed(self, instance: int) -> None:
         """What was pending has completed."""
         self._send_report(self._tracker.make_report(ReportKind.RESUMED, instance))
+
+    def report_mismatch(self, instance: Instance, worker: int) -> None:
+        """Ranks differ in an instance, or in one just before it in which no local rank has heard from all others.
+
+        Of those before it the coordinator is told first: it compares what was submitted, and goes by the first that
+        differs. `worker`: whose frame shows it.
+        """
+        instance.disputed = True
+        first = instance.number
+        while (one := self._tracker.find(first - 1)) is not None and one.finished:
+            if any(receives_from_all(one.collective.operation, rank) for rank in one.arrivals):
+                break
+            first -= 1
+        for number in range(first, instance.number):
+            self._send_report(self._tracker.make_report(ReportKind.PENDING, number))
+        self.report_fault(ReportKind.MISMATCH, instance.number, worker=worker)
 
     def report_left(self, rank: int, last: int) -> None:
         """A local rank has left in order, after that instance: whoever goes on without it is to know."""

@@ -387,8 +387,7 @@ class Generation:
         return True
 
     def _report_mismatch(self, instance: Instance, worker: int = 0) -> None:
-        instance.disputed = True
-        self.reporter.report_fault(ReportKind.MISMATCH, instance.number, worker=worker)
+        self.reporter.report_mismatch(instance, worker)
 
     def _on_early_frame(self, link: Link, frame: frames.Frame) -> None:
         """A frame on an idle link: of an instance to come it waits, of one that is over it differs from what we did."""

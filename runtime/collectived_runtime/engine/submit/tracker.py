@@ -462,7 +462,7 @@ class InstanceTracker:
                 break
             prepared = arrival.prepared
             collective = prepared.collective
-            if instance.finished and _receives_from_all(collective.operation, rank):
+            if instance.finished and receives_from_all(collective.operation, rank):
                 break
             leaves += len(collective.leaves)
             told = collective if leaves <= MAX_DESCRIBED_LEAVES else None
@@ -477,7 +477,7 @@ class InstanceTracker:
         return Report(self.key, self.generation, kind, number, rank, worker, text, timeout, self.positions(number, now))
 
 
-def _receives_from_all(operation: Operation, rank: int) -> bool:
+def receives_from_all(operation: Operation, rank: int) -> bool:
     """Whether a rank that has finished this has had something of every rank, and so all agree."""
     match operation:
         case Broadcast() | Scatter():
