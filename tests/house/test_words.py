@@ -15,7 +15,7 @@ import pytest
 from tests.house.test_rules import WRITTEN, name
 
 INSIDE = re.compile(
-    r"\b(arenas?|doorbells?|eventfds?|farewells?|group loops?|guests?|incarnations?|knock(s|ed|ing)?|lanes?(?!/)|letter"
+    r"\b(arenas?|doorbells?|eventfds?|farewells?|group loops?|guests?|incarnations?|knock(s|ed|ing)?|lanes?(?!/)"
     r"|reception|seats?|strangers?|(its|Unix) door|contract chain|plan hash)\b",
     re.IGNORECASE,
 )
