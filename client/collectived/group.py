@@ -323,7 +323,7 @@ class Group(Collectives):
 
     def _take_result(self, call: Call, site: str) -> Any:
         if call.verdict is not None:
-            raise self._channel.make_error(call.verdict, site, call.is_out_intact)
+            raise self._channel.report_verdict(call.verdict, site, call.is_out_intact)
         self._channel.rank_state.on_result_taken(call)
         return call.take_value()
 

@@ -222,7 +222,7 @@ class Work(Generic[T_co]):
         if verdict is None:
             return None
         self._observed = True
-        return self._channel.make_error(verdict, self._call.prepared.site, self._call.is_out_intact)
+        return self._channel.report_verdict(verdict, self._call.prepared.site, self._call.is_out_intact)
 
     def _raise_failure(self) -> None:
         failure = self._failure()

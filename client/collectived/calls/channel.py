@@ -80,7 +80,7 @@ class RankChannel(ABC):
         if self.rank_state.is_over:
             self.poll()
             if self.rank_state.verdict is not None:
-                raise self.make_error(self.rank_state.verdict, site)
+                raise self.report_verdict(self.rank_state.verdict, site)
 
     def make_call(
         self, prepared: PreparedCall, arrays: list[Array], located: list[ArenaAddress | None] | None, spec: nest.Spec
@@ -171,7 +171,7 @@ class RankChannel(ABC):
         verdict = self.rank_state.make_verdict(cause, message)
         if not self.rank_state.is_over:
             self._end_generation(verdict, self._cutoff_ack_timeout)
-        return self.make_error(self.rank_state.verdict or verdict, site)
+        return self.report_verdict(self.rank_state.verdict or verdict, site)
 
     def wait(self, call: Call, packs: int = ALL_PACKS, until: float = math.inf) -> None:
         """Returns when the call has ended or that many packs are complete, or at `until` of the monotonic clock.
@@ -221,10 +221,10 @@ class RankChannel(ABC):
         self.rank_state.interrupted_generation = self.rank_state.generation
         self.abort(f"interrupted on rank {self.rank_state.rank}")
 
-    def make_error(self, verdict: Verdict, site: str = "", out_intact: bool = True) -> CollectiveError:
-        """What a verdict is raised as. From here on the group goes on in the successor generation, if it has one."""
+    def report_verdict(self, verdict: Verdict, site: str = "", out_intact: bool = True) -> CollectiveError:
+        """Give a verdict to the caller: go on in its successor generation, if it has one, and return its error."""
         with self.mutex:
-            error = self.rank_state.make_error(verdict, site)
+            error = self.rank_state.report_verdict(verdict, site)
         error.out_intact = out_intact
         return error
 

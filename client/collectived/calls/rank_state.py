@@ -132,15 +132,6 @@ class RankState:
             return False
         return known.decided_by != self._own_name or known.code != verdict.code
 
-    def mark_reported(self, verdict: Verdict) -> None:
-        """The caller is being given this verdict; with it the successor begins, if there is one."""
-        self._reported_generation = verdict.generation
-        if verdict.successor and verdict.generation == self.generation:
-            self.generation = verdict.successor
-            self.next_instance = verdict.next_instance
-            self.next_p2p = messages.P2P_BASE
-            self.verdict = self._verdicts.get(verdict.successor)
-
     def on_result_taken(self, call: Call) -> None:
         """The result of a call has been taken. Of messages nobody but their two ends knows, so they tell nothing."""
         if not call.prepared.is_p2p:
@@ -158,11 +149,16 @@ class RankState:
             self.verdict = withdrawn
         return withdrawn
 
-    def make_error(self, verdict: Verdict, site: str) -> CollectiveError:
-        """What a verdict is raised as, now that the caller is being given it."""
+    def report_verdict(self, verdict: Verdict, site: str) -> CollectiveError:
+        """Give a verdict to the caller: go on in its successor generation, if it has one, and return its error."""
         if isinstance(verdict, LocalVerdict):
             return error_class(verdict.code)(verdict.message, site=site)
-        self.mark_reported(verdict)
+        self._reported_generation = verdict.generation
+        if verdict.successor and verdict.generation == self.generation:
+            self.generation = verdict.successor
+            self.next_instance = verdict.next_instance
+            self.next_p2p = messages.P2P_BASE
+            self.verdict = self._verdicts.get(verdict.successor)
         return error_from_verdict(verdict, site)
 
     def make_overdue_verdict(self, call: Call, worker: str) -> Verdict:
