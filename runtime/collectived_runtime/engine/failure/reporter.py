@@ -103,7 +103,7 @@ class FaultReporter:
     def report_exhausted(self, instance: Instance, error: Exception, held: Mapping[int, int]) -> None:
         """There is no memory for the results of an instance; `held`: bytes of results, by the ranks that hold them."""
         rank = max(held, key=lambda r: held[r]) if held else next(iter(instance.arrivals))
-        instance.disputed = True  # it does not start; the verdict is on its way
+        instance.bar()
         text = f"no memory for the results of {instance.collective.operation} #{instance.number}: {error}"
         if held:
             text += f"; rank {rank} holds {held[rank]} bytes of results: release them"
@@ -111,7 +111,7 @@ class FaultReporter:
 
     def report_nccl_failure(self, instance: Instance, error: Exception) -> None:
         """NCCL has failed. It does not say who is at fault, not even where another rank is gone: nobody is accused."""
-        instance.disputed = True  # it does not start; the verdict is on its way
+        instance.bar()
         log.info("group %s: %s", unscoped_name(self._topology.group.name), error)
         self.report_fault(ReportKind.NATIVE, instance.number, text=str(error))
 
@@ -177,7 +177,7 @@ class FaultReporter:
         Of those before it the coordinator is told first: it compares what was submitted, and goes by the first that
         differs. `worker`: whose frame shows it.
         """
-        instance.disputed = True
+        instance.bar()
         first = instance.number
         while (one := self._tracker.find(first - 1)) is not None and one.finished:
             if any(receives_from_all(one.collective.operation, rank) for rank in one.arrivals):

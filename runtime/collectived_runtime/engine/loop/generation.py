@@ -267,7 +267,7 @@ class Generation:
             return False
         except CudaError as error:  # the worker is about to end: all of its ranks are lost to the group
             self._stop_execution()
-            running.instance.disputed = True  # it does not start; the verdict is on its way
+            running.instance.bar()
             self.reporter.report_local_ranks_lost(f"a GPU of its worker failed: {error}")
             return False
         for task in ended:
@@ -313,7 +313,7 @@ class Generation:
         operation = instance.collective.operation
         if not alone and isinstance(operation, (Broadcast, Scatter)):
             yield from self._phases.announce(instance, operation.root)
-            if instance.disputed:
+            if instance.is_barred:
                 return
         if instance.collective.lengths_differ and instance.collective.leaves:
             yield from self._phases.exchange_lengths(instance)
@@ -400,7 +400,7 @@ class Generation:
         if frame.instance > latest:
             return
         instance = self.tracker.find(frame.instance)
-        if instance is not None and not instance.disputed:
+        if instance is not None and not instance.is_barred:
             self._report_mismatch(instance, link.peer)
 
     # Faults and verdicts

@@ -125,7 +125,7 @@ class Instance:
     stalled: bool = False  # reported as pending
     expired: bool = False  # reported as expired
     pending_writes: int = 0  # arrivals that are not ready
-    disputed: bool = False  # contracts differ: wait for the verdict
+    is_barred: bool = False  # set by `bar`
     started: bool = False
     finished: bool = False
     started_at: float = 0.0
@@ -154,6 +154,10 @@ class Instance:
     def open_ranks(self) -> tuple[int, ...]:
         """Local ranks that take what comes."""
         return tuple(rank for rank, arrival in self.arrivals.items() if arrival.prepared.collective.open)
+
+    def bar(self) -> None:
+        """Keep it from starting, or going on: something is wrong with it, and its verdict is on its way."""
+        self.is_barred = True
 
     def describe(self, collective: Collective, contract: bytes) -> None:
         self.collective, self.contract = collective, contract
@@ -257,8 +261,8 @@ class InstanceTracker:
         instance.arrivals[rank] = arrival
         instance.pending_writes += not arrival.ready
         self.instances[number] = instance  # now that it has an arrival, for others read along
-        if (prepared.flaw or (known is not None and not known.matches(prepared))) and not instance.disputed:
-            instance.disputed = True
+        if (prepared.flaw or (known is not None and not known.matches(prepared))) and not instance.is_barred:
+            instance.bar()
             return False
         return True
 
@@ -284,7 +288,7 @@ class InstanceTracker:
             instance is None
             or self.is_aborted
             or instance.started
-            or instance.disputed
+            or instance.is_barred
             or len(instance.arrivals) < len(self.progress)
             or instance.pending_writes
             or self.next_number >= self.promised_from

@@ -181,7 +181,7 @@ def _in_flight(instance: Instance, tracker: InstanceTracker, running: Execution 
         arrived=sorted(instance.ready_arrivals),
         missing=missing,
         bytes=sum(pack.count * pack.dtype.itemsize for pack in instance.first_arrival.prepared.layout.packs),
-        state="running" if here else "arriving" if missing or instance.disputed else "queued",
+        state="running" if here else "arriving" if missing or instance.is_barred else "queued",
     )
     if here is not None and not here.is_prelude:
         program = here.program
