@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from collectived_proto.numpy_types import to_numpy
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.cuda.driver import CudaError, Device, FoldSpec
-from collectived_runtime.device.gpus import view_host_memory
 
 PAGE = 2 << 20
 TOTAL_BYTES = 1 << 30
@@ -32,6 +31,13 @@ INVALID, OUT_OF_MEMORY, NO_CONTEXT, BAD_HANDLE, ILLEGAL_ADDRESS = 1, 2, 201, 400
 
 
 Step = Callable[[], object]  # of what is on a stream; False: it is not over, and is to be called again
+
+
+def view_host_memory(address: int, nbytes: int) -> NDArray[np.uint8]:
+    """Those bytes of this process's memory; whoever asks keeps them alive."""
+    memory: Any = (ctypes.c_uint8 * nbytes).from_address(address)
+    found: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+    return found
 
 
 class _Memory:

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from tests.e2e.gpu.cluster import ROOT
 from tests.e2e.gpu.conftest import real_cuda
 from tests.fakes.client_cuda import FakeClientCuda
-from tests.fakes.cuda import FakeCuda
+from tests.fakes.cuda import FakeCuda, view_host_memory
 from tests.fakes.ipc_exporter import BYTE, SIZE
 
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import DType, ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.cuda.driver import Cuda, CudaError, FoldSpec
-from collectived_runtime.device.gpus import view_host_memory
 from collectived_runtime.plan.packing import result_dtype
 
 Array = NDArray[Any]

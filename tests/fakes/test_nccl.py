@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.e2e.gpu.conftest import real_cuda
-from tests.fakes.cuda import FakeCuda
+from tests.fakes.cuda import FakeCuda, view_host_memory
 from tests.fakes.nccl import FakeNccl
 from tests.fakes.test_cuda import Bench, until
 
 from collectived_proto.errors import FailedPreconditionError
 from collectived_runtime.device.cuda.driver import Cuda
-from collectived_runtime.device.gpus import view_host_memory
 from collectived_runtime.device.nccl.binding import BINDINGS, load_binding
 from collectived_runtime.device.nccl.interface import Nccl, NcclBuffers, NcclDataType, NcclError, NcclOperation
 

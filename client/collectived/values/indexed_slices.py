@@ -133,15 +133,6 @@ def aggregate(components: Sequence[Any], mean: bool = False) -> Any:
     return _total(given, mean)
 
 
-def add_n(arrays: Sequence[Any]) -> Array:
-    """The sum of arrays of one shape and type, in their order, as a NumPy array of its own; halves add in float32.
-
-    Raises:
-        ValueError: shapes or element types differ.
-    """
-    return _total(arrays, mean=False)
-
-
 def divide(value: Any, count: int) -> Any:
     """A sum as the mean of `count` contributions: an array, or `IndexedSlices` of which only `values` are divided.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,15 +67,8 @@ class CollectedTrace:
         return sum(errors[-2:])
 
 
-def collect_replies(replies: Iterable[TraceReply]) -> CollectedTrace:
-    """The parts of an answer, put together."""
-    account = CollectedTrace()
-    for reply in replies:
-        _add_reply(account, reply)
-    return account
-
-
-def _add_reply(account: CollectedTrace, reply: TraceReply) -> None:
+def add_reply(account: CollectedTrace, reply: TraceReply) -> None:
+    """Add one part of an answer."""
     if reply.HasField("time"):
         account.unix_time, account.monotonic_time = reply.time.unix, reply.time.monotonic
     account.answered_by = account.answered_by or reply.answered_by
@@ -140,7 +133,7 @@ def _request_worker(address: str, request: TraceRequest) -> CollectedTrace:
     with grpc_channel.open_channel(address) as channel:
         try:
             for reply in _with_timeout(WorkerStub(channel).Trace(request)):
-                _add_reply(account, reply)
+                add_reply(account, reply)
         except grpc.RpcError as error:
             if not account.workers:
                 raise

@@ -32,16 +32,6 @@ _SMALLEST = 64 << 10
 _PAGE = 2 << 20  # memory of a GPU comes in pieces of that size
 
 
-def view_host_memory(address: int, nbytes: int) -> NDArray[np.uint8]:
-    """Those bytes of this process's memory; whoever asks keeps them alive."""
-    return _array((ctypes.c_uint8 * nbytes).from_address(address))
-
-
-def _array(memory: Any) -> NDArray[np.uint8]:
-    found: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
-    return found
-
-
 class _Sized(Protocol):
     def __len__(self) -> int: ...
 
@@ -309,9 +299,10 @@ def allocate_pinned(cuda: Cuda, size: int) -> NDArray[np.uint8]:
         CudaError: there is none.
     """
     address = cuda.pin(size)
-    memory = (ctypes.c_uint8 * size).from_address(address)
+    memory: Any = (ctypes.c_uint8 * size).from_address(address)
     weakref.finalize(memory, cuda.unpin, address).atexit = False
-    return _array(memory)
+    found: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+    return found
 
 
 def select_gpus(cuda: Cuda, wanted: Sequence[str] | None, lost: Callable[[str], object]) -> tuple[Gpu, ...]:

@@ -103,19 +103,6 @@ def read_process() -> Iterator[Reading]:
                 yield PROCESS_METRICS[sample.name], [sample]
 
 
-class SourceCollector(Collector):
-    """A source as a collector of the Prometheus client library."""
-
-    def __init__(self, source: MetricsSource) -> None:
-        self._source = source
-
-    def collect(self) -> Iterator[Family]:
-        for reading in self._source.read():
-            if reading is not PAUSE:
-                metric, samples = reading
-                yield _make_family(metric, list(samples))
-
-
 class _SingleFamilyCollector(Collector):
     def __init__(self, family: Family) -> None:
         self._family = family

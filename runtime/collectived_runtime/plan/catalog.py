@@ -74,11 +74,6 @@ def native_broadcast(members: Sequence[int], me: int, span: Span, root: int) -> 
     return (finish, (NativeMove(NativeKind.BROADCAST, tuple(sorted(members)), span, root),))
 
 
-def plan_shards(flat: FlatAlgorithm, members: Sequence[int], me: int, span: Span, shards: int) -> tuple[WidePlan, ...]:
-    """One plan per shard; shard i has channel i to itself, and all run side by side."""
-    return tuple(tuple(flat(members, me, part)) for part in span.split(shards))
-
-
 def _native_plan(members: Sequence[int], span: Span) -> WidePlan:
     if len(members) == 1:
         return ((FinishMove(span, Buffer.INPUT),),)

@@ -10,7 +10,7 @@ import pytest
 
 import collectived as cd
 from collectived.values.arithmetic import mean_dtype
-from collectived.values.indexed_slices import add_n, aggregate, divide
+from collectived.values.indexed_slices import aggregate, divide
 
 
 def test_rows_of_equal_index_add_up_in_the_dense_array() -> None:
@@ -115,14 +115,14 @@ def test_what_cannot_be_added_up_is_told(components: Any, text: str) -> None:
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_halves_add_up_in_float32(dtype: Any) -> None:
     ones = [np.ones(1, dtype)] * 3000
-    assert add_n(ones).dtype == dtype and float(add_n(ones)[0]) == float(np.asarray(3000).astype(dtype))
+    assert aggregate(ones).dtype == dtype and float(aggregate(ones)[0]) == float(np.asarray(3000).astype(dtype))
     slices = cd.IndexedSlices(np.ones((3000, 1), dtype), np.zeros(3000, np.int64), (1, 1))
     assert float(slices.to_dense()[0, 0]) == float(np.asarray(3000).astype(dtype))
 
 
 def test_sums_are_arrays_of_their_own() -> None:
     array = np.ones(3)
-    assert not np.shares_memory(add_n([array]), array)
+    assert not np.shares_memory(aggregate([array, array]), array)
 
 
 MEANS = {
@@ -177,7 +177,7 @@ def test_a_mean_of_sparse_values_alone_divides_and_keeps_every_row() -> None:
 def test_sums_of_integers_wrap_as_in_numpy() -> None:
     slices = cd.IndexedSlices(np.full((2, 1), 100, np.int8), [0, 0], (1, 1))
     assert slices.to_dense().tolist() == [[-56]] and slices.coalesced().values.tolist() == [[-56]]
-    assert add_n([np.full(1, 100, np.int8)] * 2).tolist() == [-56]
+    assert aggregate([np.full(1, 100, np.int8)] * 2).tolist() == [-56]
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -186,7 +186,7 @@ def test_any_byte_order_is_taken_and_results_are_native(order: str) -> None:
     slices = cd.IndexedSlices(array, np.array([1, 0], f"{order}i8"), (2, 1))
     other = cd.IndexedSlices(native, [0, 1], (2, 1))
     halves = divide(np.ones(2, f"{order}f2"), 2)
-    found = [slices.to_dense(), slices.coalesced().values, add_n([array, native]), divide(array, 1), halves]
+    found = [slices.to_dense(), slices.coalesced().values, aggregate([array, native]), divide(array, 1), halves]
     found += [aggregate([slices, native]), aggregate([slices, other]).values, aggregate([slices, array], mean=True)]
     assert [one.ravel()[0] for one in found] == [3, 3, 6, 3, 0.5, 6, 3, 3]
     assert all(one.dtype.isnative for one in found) and mean_dtype(array.dtype).isnative

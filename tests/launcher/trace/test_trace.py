@@ -7,7 +7,7 @@ import gzip
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
@@ -23,7 +23,7 @@ from collectived_launcher.__main__ import run
 from collectived_launcher.quantities import parse_time_span
 from collectived_launcher.trace import perfetto
 from collectived_launcher.trace.cli import _summary_lines
-from collectived_launcher.trace.collect import collect_replies
+from collectived_launcher.trace.collect import CollectedTrace, add_reply
 from collectived_launcher.trace.perfetto import PerfettoTrace
 from collectived_launcher.trace.trace_events import Slice, TraceProcess
 from collectived_proto.errors import Code
@@ -147,9 +147,16 @@ def replies(offset: float = 0.0, error: float = 0.0) -> list[pb.TraceReply]:
     ]
 
 
+def collected(parts: Iterable[pb.TraceReply]) -> CollectedTrace:
+    account = CollectedTrace()
+    for reply in parts:
+        add_reply(account, reply)
+    return account
+
+
 def made(*parts: pb.TraceReply) -> dict[str, Any]:
     """The trace, as it is written and read again."""
-    return parsed("".join(PerfettoTrace(collect_replies(parts)).lines()))
+    return parsed("".join(PerfettoTrace(collected(parts)).lines()))
 
 
 def of(trace: dict[str, Any], category: str) -> list[dict[str, Any]]:
@@ -444,7 +451,7 @@ def serving(servicer: worker_pb2_grpc.WorkerServicer) -> Iterator[str]:
 def test_what_is_told_of_a_slice_is_made_when_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     of_ranks = Mock(wraps=perfetto._rank_args)
     monkeypatch.setattr(perfetto, "_rank_args", of_ranks)
-    lines = PerfettoTrace(collect_replies(replies())).lines()
+    lines = PerfettoTrace(collected(replies())).lines()
     next(line for line in lines if '"cat":"collective"' in line)
     assert of_ranks.call_count == 1
     assert sum('"cat":"collective"' in line for line in lines) + 1 == of_ranks.call_count == 7

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.fakes.cuda import FakeCuda
+from tests.fakes.cuda import FakeCuda, view_host_memory
 
 from collectived_runtime.device.cuda.driver import CudaError
-from collectived_runtime.device.gpus import view_host_memory
 from collectived_runtime.device.launch_thread import LaunchThread
 
 

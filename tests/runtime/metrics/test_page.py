@@ -15,7 +15,6 @@ from collectived_runtime.metrics.page import (
     PAUSE,
     SAMPLES_PER_CHUNK,
     Reading,
-    SourceCollector,
     make_histogram_reading,
     make_reading,
     read_build_info,
@@ -46,24 +45,29 @@ class Told:
         yield from read_process()
 
 
+def readings() -> list[Reading]:
+    return [reading for reading in Told().read() if reading is not PAUSE]
+
+
 @pytest.mark.parametrize(("accept", "parser"), [("", parse), ("text/plain", parse), (OPENMETRICS, parse_openmetrics)])
 def test_both_formats_say_what_the_source_tells(accept: str, parser: type) -> None:
     encode, _ = choose_encoder(accept)
     text = b"".join(render_chunks(Told(), encode)).decode()
     families = {family.name: family for family in parser(text)}
-    told = {family.name: family for family in SourceCollector(Told()).collect() if family.samples}
+    told = {metric.family: (metric, found) for metric, samples in readings() if (found := list(samples))}
     assert list(families) == list(told)
     for name, family in families.items():
-        assert (family.type, family.documentation) == (told[name].type, told[name].documentation)
+        metric, samples = told[name]
+        assert (family.type, family.documentation) == (metric.kind, metric.help)
         if not name.startswith("process_"):
             assert [(s.name, s.labels, s.value) for s in family.samples] == [
-                (s.name, s.labels, s.value) for s in told[name].samples
+                (s.name, s.labels, s.value) for s in samples
             ]
 
 
 def test_a_histogram_is_cumulative_and_its_bounds_are_inclusive() -> None:
-    (family,) = [f for f in SourceCollector(Told()).collect() if f.name == "collectived_collective_duration_seconds"]
-    of = [sample for sample in family.samples if sample.labels["algorithm"] == "ring"]
+    (samples,) = [s for metric, s in readings() if metric.family == "collectived_collective_duration_seconds"]
+    of = [sample for sample in samples if sample.labels["algorithm"] == "ring"]
     counts = {sample.labels["le"]: sample.value for sample in of if sample.name.endswith("_bucket")}
     assert (counts["5e-05"], counts["0.0001"], counts["0.25"], counts["0.5"], counts["60.0"], counts["+Inf"]) == (
         *(1, 2, 2, 3, 3, 4),

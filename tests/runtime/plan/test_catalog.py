@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collectived_proto.all_reduce_spec import ALGORITHMS
-from collectived_runtime.plan.catalog import FLAT_ALGORITHMS, all_reduce, plan_shards
+from collectived_runtime.plan.catalog import FLAT_ALGORITHMS, all_reduce
 from collectived_runtime.plan.moves import Span
 from collectived_runtime.plan.verify import postconditions
 from collectived_runtime.plan.verify.verifier import verify_plans
@@ -48,6 +48,6 @@ def test_an_unknown_name_is_an_error() -> None:
 def test_shards_are_all_reduces_of_their_own_that_make_up_the_span(name: str, count: int, shards: int) -> None:
     members = range(5)
     span = Span(0, count)
-    plans = {me: plan_shards(FLAT_ALGORITHMS[name], members, me, span, shards) for me in members}
-    for number, part in enumerate(span.split(shards)):
-        verify_plans({me: plan[number] for me, plan in plans.items()}, postconditions.all_reduce_goal(members, part))
+    for part in span.split(shards):
+        plans = {me: tuple(FLAT_ALGORITHMS[name](members, me, part)) for me in members}
+        verify_plans(plans, postconditions.all_reduce_goal(members, part))

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from tests.certificates import Signer
+from tests.fakes.loopback import LoopbackNetwork
 
 from collectived_proto.tls.files import TlsMaterial, client_context, load_material, server_context
 from collectived_runtime.transport.frame import HEADER_BYTES, Frame, FrameKind, parse
 from collectived_runtime.transport.handshake import do_tls_handshake
 from collectived_runtime.transport.link import READ_AHEAD_BYTES, BytesLike, Link, LinkBroken, Stream, TcpStream
-from collectived_runtime.transport.loopback import LoopbackNetwork
 from collectived_runtime.transport.tls import TlsStream
 
 Pair = tuple[Stream, Stream]

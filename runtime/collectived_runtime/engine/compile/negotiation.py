@@ -36,7 +36,6 @@ from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.compile.program import (
     CompiledCollective,
     PackTask,
-    build_queues,
     compile_program,
     count_tasks,
     digest,
@@ -99,7 +98,7 @@ def compile_length_exchange(collective: Collective, topology: GroupTopology) -> 
     table = Collective(AllReduce(ReduceOp.SUM), "rows", (Leaf("rows", DType.INT64, (count,)),))
     program = compile_program(table, topology)
     tasks = tuple(replace(task, plan_hash=digest(f"rows|{task.plan_hash.hex()}")) for task in program.tasks)
-    return replace(program, tasks=tasks, queues=build_queues(tasks))
+    return replace(program, tasks=tasks)
 
 
 def rows_per_rank(collective: Collective, group: GroupInfo) -> int:
@@ -118,9 +117,7 @@ def compile_announcement(topology: GroupTopology, root: int) -> PackTask:
 def single_task_program(task: PackTask) -> CompiledCollective:
     """A program of one task that delivers nothing."""
     nothing = Collective(Barrier(), "None", ())
-    return CompiledCollective(
-        nothing, Layout((), (), 0, 0), (None,), (task,), (), (), False, 0, ((0, 1),), ((task.channel, (task,)),)
-    )
+    return CompiledCollective(nothing, Layout((), (), 0, 0), (None,), (task,), contributors=(), receivers=())
 
 
 def encode_announcement(collective: Collective) -> bytes:

@@ -119,21 +119,23 @@ class CompiledCollective:
     tasks: tuple[PackTask, ...]
     contributors: tuple[int, ...]
     receivers: tuple[int, ...]
-    has_results: bool  # whether results are written on this worker at all
-    nbytes: int
-    tasks_per_pack: tuple[tuple[int, int], ...]
-    queues: tuple[tuple[int, tuple[PackTask, ...]], ...]  # by channel, the task that runs first last
     header: bytes = b""
     header_offsets: Mapping[int, int] = field(default_factory=dict)  # rank -> offset in the slot
     is_single_worker: bool = False  # whether all ranks are on this worker
     is_inline: bool = False
     load: OperationLoad = NO_LOAD
     summary: ProgramSummary = EMPTY_SUMMARY  # for the recorder
+    tasks_per_pack: tuple[tuple[int, int], ...] = field(init=False)
+    queues: tuple[tuple[int, tuple[PackTask, ...]], ...] = field(
+        init=False
+    )  # by channel, the task that runs first last
     nccl_task_count: int = field(init=False)  # how many of its tasks NCCL carries out
     is_hierarchical: bool = field(init=False)  # whether any of its tasks is
     slot_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tasks_per_pack", tuple(Counter(task.pack_number for task in self.tasks).items()))
+        object.__setattr__(self, "queues", build_queues(self.tasks))
         object.__setattr__(self, "nccl_task_count", sum(task.algorithm == NCCL for task in self.tasks))
         object.__setattr__(self, "is_hierarchical", any(task.is_hierarchical for task in self.tasks))
         object.__setattr__(self, "slot_bytes", len(self.header) + self.layout.result_bytes)
@@ -198,25 +200,19 @@ def compile_program(
             for s in _make_pack_tasks(collective, topology, first, number, pack)
         )
     head, told = encode_result_headers(collective, packs, [task.partition for task in tasks], receivers, strangers)
-    nbytes = sum(leaf.nbytes for leaf in collective.leaves)
-    per_pack = tuple(Counter(task.pack_number for task in tasks).items())
     return CompiledCollective(
-        collective,
-        packs,
-        arithmetic,
-        tasks,
-        sources,
-        receivers,
-        bool(receivers),
-        nbytes,
-        per_pack,
-        build_queues(tasks),
-        head,
-        told,
-        len(topology.peers) == 1,
-        _can_run_inline(topology, packs, tasks, sources, receivers),
-        compute_load(collective, topology.group.size, rows),
-        _summarize(topology, tasks, arithmetic, nbytes),
+        collective=collective,
+        layout=packs,
+        arithmetic=arithmetic,
+        tasks=tasks,
+        contributors=sources,
+        receivers=receivers,
+        header=head,
+        header_offsets=told,
+        is_single_worker=len(topology.peers) == 1,
+        is_inline=_can_run_inline(topology, packs, tasks, sources, receivers),
+        load=compute_load(collective, topology.group.size, rows),
+        summary=_summarize(topology, tasks, arithmetic, sum(leaf.nbytes for leaf in collective.leaves)),
     )
 
 

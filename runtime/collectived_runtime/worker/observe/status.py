@@ -185,7 +185,7 @@ def _in_flight(instance: Instance, tracker: InstanceTracker, running: Execution 
     )
     if here is not None and not here.is_prelude:
         program = here.program
-        flight.bytes = program.nbytes
+        flight.bytes = program.summary.nbytes
         flight.algorithm = ", ".join(program.reasons)
         flight.why = "; ".join(dict.fromkeys(program.reasons.values()))
         flight.packs, flight.shards = len(program.tasks_per_pack), program.max_shards

@@ -245,21 +245,21 @@ def test_every_worker_makes_the_same_tasks_with_the_same_hashes() -> None:
 
 
 def test_who_contributes_and_who_receives_follows_from_the_operation() -> None:
-    def roles(operation: Operation, me: int) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    def roles(operation: Operation, me: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         program = compile_program(floats(10, operation=operation), topology(2, 2, me=me))
-        return program.contributors, program.receivers, program.has_results
+        return program.contributors, program.receivers
 
-    assert roles(SUM, 1) == ((2, 3), (2, 3), True)
-    assert roles(Reduce(ReduceOp.SUM, 3), 1) == ((2, 3), (3,), True)
-    assert roles(Reduce(ReduceOp.SUM, 3), 0) == ((0, 1), (), False)
-    assert roles(Broadcast(3), 0) == ((), (0, 1), True)
-    assert roles(Broadcast(3), 1) == ((3,), (2, 3), True)
+    assert roles(SUM, 1) == ((2, 3), (2, 3))
+    assert roles(Reduce(ReduceOp.SUM, 3), 1) == ((2, 3), (3,))
+    assert roles(Reduce(ReduceOp.SUM, 3), 0) == ((0, 1), ())
+    assert roles(Broadcast(3), 0) == ((), (0, 1))
+    assert roles(Broadcast(3), 1) == ((3,), (2, 3))
 
 
 def test_a_barrier_has_one_task_and_delivers_nothing() -> None:
     program = compile_program(Collective(Barrier(), "", ()), topology(2, 2))
     assert len(program.tasks) == 1 and program.tasks[0].peers == {1}
-    assert (program.contributors, program.receivers, program.has_results) == ((), (), False)
+    assert (program.contributors, program.receivers) == ((), ())
 
 
 def test_tasks_of_one_channel_run_in_order() -> None:

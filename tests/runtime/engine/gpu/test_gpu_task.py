@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.fakes.cuda import FakeCuda
+from tests.fakes.cuda import FakeCuda, view_host_memory
 from tests.runtime.engine.conftest import wait_for
 
 from collectived_proto.errors import Code
@@ -33,7 +33,7 @@ from collectived_proto.types import (
     Tier,
 )
 from collectived_runtime.device.cuda.driver import CudaError
-from collectived_runtime.device.gpus import DeviceArena, Gpu, select_gpus, view_host_memory
+from collectived_runtime.device.gpus import DeviceArena, Gpu, select_gpus
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.local_rank import HostOrGpuBytes
 from collectived_runtime.engine.compile.negotiation import prepare

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
+from tests.fakes.loopback import LoopbackNetwork
 from tests.fakes.nccl import FakeNccl
 
 from collectived_runtime.device.nccl.communicators import Communicator, Communicators, DeviceRank
@@ -22,7 +23,6 @@ from collectived_runtime.engine.gpu.launch_queue import LaunchQueue, TicketKey
 from collectived_runtime.engine.run.schedule import PlanTransport, Wait
 from collectived_runtime.transport.frame import FrameTemplate, parse
 from collectived_runtime.transport.link import Link
-from collectived_runtime.transport.loopback import LoopbackNetwork
 
 Talking = Generator[Wait, None, Any]
 CHAIN = b"chainchn"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.fakes.loopback import LoopbackNetwork
 
 from collectived_proto.types import DType, ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic
@@ -17,7 +18,6 @@ from collectived_runtime.plan import ring, tree
 from collectived_runtime.plan.moves import Plan, Span
 from collectived_runtime.transport.frame import FrameTemplate, parse
 from collectived_runtime.transport.link import Link, LinkBroken
-from collectived_runtime.transport.loopback import LoopbackNetwork
 
 Array = NDArray[Any]
 Algorithm = Callable[[Sequence[int], int, Span], Plan]
