@@ -62,4 +62,4 @@ def test_what_finished_before_without_hearing_from_all_is_compared_first(
         *((ReportKind.PENDING, number) for number in unconfirmed),
         (ReportKind.MISMATCH, instance.number),
     ]
-    assert all(report.ranks[0].contract for report in reports) and instance.disputed
+    assert all(report.ranks[0].contract for report in reports) and instance.is_barred
