@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -115,7 +116,10 @@ def _hello(data: bytes) -> object:
 
 
 def _answer(data: bytes) -> object:
-    return hello.decode_version_mismatch(data[: hello.ANSWER_BYTES].ljust(hello.ANSWER_BYTES, b"\0"))
+    answer = data[: hello.ANSWER_BYTES].ljust(hello.ANSWER_BYTES, b"\0")
+    with contextlib.suppress(hello.HelloRefused):  # which is all that it may raise
+        hello.check_answer(answer, 1)
+    return hello.decode_version_mismatch(answer)
 
 
 def _described(data: bytes) -> object:
@@ -190,7 +194,10 @@ PARSERS = (
     ),
     Parser("hello of a link", _hello, (hello.LinkHello(0, 1, 2, 3, 4, b"n" * 16).encode(),), (hello.HelloRefused,)),
     Parser(
-        "answer on a link", _answer, (hello.encode_version_mismatch(), bytes(hello.ANSWER_BYTES)), (hello.HelloRefused,)
+        "answer on a link",
+        _answer,
+        (hello.encode_version_mismatch(), hello.encode_no_room(hello.NoRoom.DESCRIPTORS), bytes(hello.ANSWER_BYTES)),
+        (hello.HelloRefused,),
     ),
     Parser(
         "outline",

@@ -38,7 +38,7 @@ MAX_EARLY_LINKS = 4096  # links that have come before anybody expects them
 
 
 class NoRoom(enum.IntEnum):
-    """Why an acceptor takes no link just now: a number, for what is said before any proof is shown to nobody."""
+    """Why an acceptor takes no link just now: a number, for no text of a peer that has proved nothing is shown."""
 
     UNSPECIFIED = 0
     DESCRIPTORS = 1

@@ -109,7 +109,6 @@ class AcceptListener(Generic[Pending]):
             connection.setblocking(False)
             if self.no_room:
                 connection.send(self.no_room)
-                connection.shutdown(socket.SHUT_WR)  # else what it has said unread may take the answer away
 
     def collect_expired(self, now: float) -> list[Pending]:
         """Return those whose time is over; each is counted."""
