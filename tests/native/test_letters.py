@@ -208,6 +208,30 @@ def test_letters_that_come_while_receives_are_looked_through_go_to_those_posted_
     assert as_threads(2, body) == [True, True]
 
 
+def test_thousands_of_receives_wait_for_letters_that_come_in_any_order() -> None:
+    count = 3000
+    order = random.Random(5).sample(range(count), count)
+
+    def body(engine: core.Engine, rank: int) -> bool:
+        if rank == 1:
+            for tag in order:
+                send(engine, 0, make_bytes(20, tag), tag)
+            return True
+        outs = [np.zeros(20, np.uint8) for _ in range(count)]
+        jobs = [
+            engine.receive(-1 if tag % 7 == 0 else 1, tag, (out,), 0, b"20", core.QUIET) for tag, out in enumerate(outs)
+        ]
+        cancelled = engine.receive(1, count, None, 0, None, core.QUIET)
+        assert cancelled is not None
+        for tag in order:
+            finish(engine, jobs[tag])
+        cancelled.cancel()
+        settle(lambda: cancelled.state() == core.CANCELLED)
+        return [out.tobytes() for out in outs] == [make_bytes(20, tag).tobytes() for tag in range(count)]
+
+    assert as_threads(2, body) == [True, True]
+
+
 def test_more_letters_than_fit_are_refused_after_a_while_and_none_is_lost() -> None:
     def body(engine: core.Engine, rank: int) -> int:
         if rank == 0:

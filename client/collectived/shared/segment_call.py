@@ -40,7 +40,7 @@ class SegmentCall(Call):
     """
 
     is_staged = False
-    __slots__ = ("_inputs", "_results", "_variant", "job")
+    __slots__ = ("__weakref__", "_inputs", "_results", "_variant", "job")
 
     def __init__(self, prepared: PreparedCall, arrays: list[Array], spec: nest.Spec) -> None:
         super().__init__(prepared, arrays, None, spec)

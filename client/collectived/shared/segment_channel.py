@@ -66,6 +66,7 @@ class SegmentChannel(Doorbell):
         self._is_declined = False
         self._repeats = Repeats()
         self._post_numbers = count(messages.P2P_BASE)
+        self._collectives: WeakValueDictionary[int, SegmentCall] = WeakValueDictionary()  # of those in flight
         self._posted: WeakValueDictionary[core.Job, LetterCall] = WeakValueDictionary()  # those that are asynchronous
         self._announcements = Announcements(self.mutex, self._send_now)
 
@@ -223,7 +224,9 @@ class SegmentChannel(Doorbell):
                 call.assign_instance(self.rank_state.generation, next(self._post_numbers))
             self.rank_state.next_instance = engine.next_instance()
             self._calls[call.instance] = call
-            if isinstance(call, LetterCall) and call.copies_inputs:
+            if not isinstance(call, LetterCall):
+                self._collectives[call.instance] = call
+            elif call.copies_inputs:
                 self._posted[job] = call
         if isinstance(call, LetterCall):
             self._look_after(call, job, engine)
@@ -304,6 +307,7 @@ class SegmentChannel(Doorbell):
             return
         call.count_packs()
         self._in_flight.end(call, verdict)
+        self._collectives.pop(call.instance, None)
         if call.job is not None:
             call.waiting = call.job.waiting()
         if not (call.is_running and isinstance(call, LetterCall)):
@@ -314,11 +318,9 @@ class SegmentChannel(Doorbell):
         engine = self._engines.get(self.rank_state.generation)
         if self._posted and engine is not None:
             self._collect(engine, 0)
-        for call in list(self._calls.values()):
-            if isinstance(call, SegmentCall) and not isinstance(call, LetterCall) and (job := call.job) is not None:
-                state = job.state()
-                if state in (core.COMPLETE, core.DESCRIBE):
-                    self._on_state(call, job, state)
+        for call in list(self._collectives.values()):
+            if (job := call.job) is not None and (state := job.state()) in (core.COMPLETE, core.DESCRIBE):
+                self._on_state(call, job, state)
 
     def _collect(self, engine: core.Engine, nanoseconds: int) -> None:
         """Go on with what is done, or needs to be described, though nobody waits for it."""

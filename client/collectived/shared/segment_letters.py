@@ -68,7 +68,7 @@ class LetterCall(SegmentCall):
         began: when it was seen first that it does.
     """
 
-    __slots__ = ("__weakref__", "_description_bytes", "_whole", "began", "is_announced")
+    __slots__ = ("_description_bytes", "_whole", "began", "is_announced")
 
     def __init__(self, prepared: PreparedCall, arrays: list[Array], spec: nest.Spec) -> None:
         super().__init__(prepared, arrays, spec)

@@ -38,6 +38,11 @@ void engine_submit(struct engine *e, struct job *job) {
     } else {
         atomic_fetch_add(&e->posts, 1);
         struct job **end = &e->letters;
+        if (job->kind == RECEIVE) {
+            end = e->last_receive ? &e->last_receive->next : &e->receives;
+            e->last_receive = job;
+            e->timed += job->deadline != 0;
+        }
         while (*end) end = &(*end)->next;
         *end = job;
     }
@@ -45,13 +50,31 @@ void engine_submit(struct engine *e, struct job *job) {
     pthread_mutex_unlock(&e->lock);
 }
 
+/* Under the lock. */
+static void unlink_job(struct engine *e, struct job *job) {
+    int is_posted = job->kind == RECEIVE && job->stage == QUEUED;
+    struct job **link = job->kind == COLLECTIVE ? &e->first : is_posted ? &e->receives : &e->letters, *before = NULL;
+    while (*link && *link != job) before = *link, link = &(*link)->next;
+    if (*link) *link = job->next;
+    if (e->last == job) e->last = before;
+    if (e->last_receive == job) e->last_receive = before;
+    if (is_posted) e->timed -= job->deadline != 0;
+}
+
+void engine_move_matched(struct engine *e, struct job *job) {
+    pthread_mutex_lock(&e->lock);
+    unlink_job(e, job);
+    job->stage = STEPS;
+    struct job **end = &e->letters;
+    while (*end) end = &(*end)->next;
+    *end = job, job->next = NULL;
+    pthread_mutex_unlock(&e->lock);
+}
+
 void engine_finish(struct engine *e, struct job *job, int state) {
     pthread_mutex_lock(&e->lock);
     if (state != DESCRIBE) {
-        struct job **link = job->kind == COLLECTIVE ? &e->first : &e->letters, *before = NULL;
-        while (*link && *link != job) before = *link, link = &(*link)->next;
-        if (*link) *link = job->next;
-        if (job->kind == COLLECTIVE && e->last == job) e->last = before;
+        unlink_job(e, job);
         if (job->kind != COLLECTIVE) atomic_fetch_sub(&e->posts, 1);
         job->stage = DONE;
         atomic_fetch_sub(&e->unfinished, 1);
@@ -357,7 +380,7 @@ void engine_close(struct engine *e) {
     }
     while (atomic_load(&e->unfinished)) {
         pthread_mutex_lock(&e->lock);
-        struct job *job = e->first ? e->first : e->letters;
+        struct job *job = e->first ? e->first : e->letters ? e->letters : e->receives;
         pthread_mutex_unlock(&e->lock);
         engine_finish(e, job, DETACHED);
     }

@@ -82,8 +82,11 @@ struct engine {
     /* The queue. `lock` is held for a few instructions only. */
     pthread_mutex_t lock;
     struct job *first, *last;         /* collectives that are not done */
-    struct job *letters;              /* sends and receives that are not done */
-    a32 posts;                        /* how many */
+    struct job *letters;              /* sends, and receives that are matched, that are not done */
+    struct job *receives, *last_receive; /* receives that are not matched, as they were posted */
+    u32 timed;                        /* of these, how many have a deadline */
+    a32 posts;                        /* all of these */
+    a32 withdrawals;                  /* how often one of them was cancelled or abandoned */
     struct mailbox *mailbox;          /* see letters.c; made when it is first used */
     u64 mail_seen;
     struct job *finished, **finished_end; /* to be collected */
@@ -140,6 +143,8 @@ void engine_await_finished(struct engine *e, struct waiting *how);
 struct job *engine_collect_finished(struct engine *e);
 /* engine.c: does what can be done for the collective at the head of the queue; else says in `wait` what it waits for. */
 int engine_step(struct engine *e, struct job *job);
+/* Takes a receive that is matched out of those that are not. */
+void engine_move_matched(struct engine *e, struct job *job);
 /* Ends a job. */
 void engine_finish(struct engine *e, struct job *job, int state);
 

@@ -90,6 +90,7 @@ static PyObject *withdraw(PyObject *self, int how) {
     struct engine *e = job->engine->engine;
     if (job->held->job.kind != COLLECTIVE) {
         atomic_store(&job->held->job.letter.cancels, how);
+        atomic_fetch_add(&e->withdrawals, 1);
         atomic_fetch_add(&place_of(e->segment, e->seat)->mail, 1); /* whoever drives looks at it */
         if (!engine_advance(e, 1)) ring(e->segment, e->seat);
     }

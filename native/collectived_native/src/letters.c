@@ -30,6 +30,7 @@ struct mailbox {
     u64 after, top;         /* end of the last place that was given away, and the highest since all were free */
     int count, reclaim_at;  /* letters in use, and so many of them are to be looked through */
     int turn;
+    u32 withdrawn; /* withdrawals that have been looked at */
     struct total *sends, *receives;
 };
 
@@ -277,8 +278,8 @@ static int find_first(const struct engine *e, int peer, u32 tag) {
 /* Whether a receive that was posted before would take a letter of that seat, too: it came after that one had been looked at. */
 static int is_for_another(struct engine *e, const struct job *job, int peer) {
     pthread_mutex_lock(&e->lock);
-    const struct job *one = e->letters;
-    while (one != job && !(one->kind == RECEIVE && one->stage == QUEUED && one->letter.tag == job->letter.tag &&
+    const struct job *one = e->receives;
+    while (one != job && !(one->letter.tag == job->letter.tag &&
                            (one->letter.peer < 0 || one->letter.peer == peer)))
         one = one->next;
     pthread_mutex_unlock(&e->lock);
@@ -311,7 +312,7 @@ static int match_with(struct engine *e, struct job *job, int peer) {
     atomic_fetch_sub(&seat_of(s, e->seat)->posted, 1);
     job->described = fits_blob(s, job, peer, slot, blob_bytes, bytes);
     job->letter.bytes = bytes;
-    job->stage = STEPS;
+    engine_move_matched(e, job);
     if (bytes > LETTER_RING) notify(s, peer);
     if (!job->described) engine_finish(e, job, DESCRIBE); /* it goes on when it has memory */
     return 1;
@@ -386,27 +387,86 @@ static int advance_letter(struct engine *e, struct mailbox *box, struct job *job
     return 0;
 }
 
-int letters_advance(struct engine *e) {
-    struct job *job = next_job(e, NULL);
-    struct mailbox *box = job ? mailbox_of(e) : NULL;
+/* ---- Which receives are to be looked at: there may be thousands, and a letter for one of them ---- */
+
+struct sought { /* letters for this seat that are not matched, by sender and tag: a bit for each, some share one */
+    u64 bits[16];
+    int count, all; /* all: every receive is to be looked at */
+};
+
+static unsigned bit_of(int peer, u32 tag) {
+    return (unsigned)((((u64)(u32)peer << 32 | tag) * 0x9e3779b97f4a7c15u) >> 54);
+}
+
+static void mark(struct sought *sought, int peer, u32 tag) {
+    unsigned bit = bit_of(peer, tag);
+    sought->bits[bit / 64] |= (u64)1 << bit % 64;
+}
+
+static void find_sought(const struct engine *e, struct sought *sought) {
+    const struct segment *s = e->segment;
+    for (int peer = 0; peer < (int)s->geometry.seats; peer++) {
+        sought->all |= is_gone(s, peer);
+        for (int w = 0; w < LETTER_WORDS; w++)
+            for (u64 live = load(&seat_of(s, peer)->live[w]); live; live &= live - 1) {
+                int slot = w * 64 + __builtin_ctzll(live);
+                u64 address = load(&letters_of(s, peer)[slot].address);
+                if (address >> 32 != (u64)e->seat) continue;
+                if (load(&receipts_of(s, e->seat, peer)[slot].serial) == load(&letters_of(s, peer)[slot].serial)) continue;
+                mark(sought, peer, (u32)address), mark(sought, -1, (u32)address), sought->count++;
+            }
+    }
+}
+
+/* The first of these receives that is to be looked at, and the one behind it. */
+static struct job *next_sought(struct engine *e, struct job *job, const struct sought *sought, struct job **behind) {
+    pthread_mutex_lock(&e->lock);
+    for (; job && !sought->all; job = job->next) {
+        unsigned bit = bit_of(job->letter.peer, job->letter.tag);
+        if (sought->bits[bit / 64] >> bit % 64 & 1) break;
+    }
+    *behind = job ? job->next : NULL;
+    pthread_mutex_unlock(&e->lock);
+    return job;
+}
+
+static int match_posted(struct engine *e, struct mailbox *box) {
+    struct sought sought = {0};
+    u32 withdrawals = atomic_load(&e->withdrawals);
+    pthread_mutex_lock(&e->lock);
+    struct job *behind = e->receives;
+    pthread_mutex_unlock(&e->lock);
+    if (!behind) return 0;
+    find_sought(e, &sought);
+    sought.all |= withdrawals != box->withdrawn || reason_of(load(&head_of(e->segment)->decided));
+    box->withdrawn = withdrawals;
     int moved = 0, blocked = 0;
-    if (!job) return 0;
-    e->mail_seen = atomic_load(&place_of(e->segment, e->seat)->mail);
-    for (struct job *next; job; job = next) {
-        next = next_job(e, job);
-        if (!box) engine_finish(e, job, FAILED);
-        moved |= !box || advance_letter(e, box, job, &blocked);
+    while (behind && (sought.all || moved < sought.count)) {
+        struct job *job = next_sought(e, behind, &sought, &behind);
+        if (job) moved += advance_letter(e, box, job, &blocked);
     }
     return moved;
+}
+
+int letters_advance(struct engine *e) {
+    struct mailbox *box = atomic_load(&e->posts) ? mailbox_of(e) : NULL;
+    if (!atomic_load(&e->posts)) return 0;
+    e->mail_seen = atomic_load(&place_of(e->segment, e->seat)->mail);
+    int moved = box && match_posted(e, box), blocked = 0;
+    for (struct job *job = box ? next_job(e, NULL) : NULL, *next; job; job = next) {
+        next = next_job(e, job);
+        moved |= advance_letter(e, box, job, &blocked);
+    }
+    return moved; /* where there is no memory for a mailbox it is tried again, until the deadline */
 }
 
 int letters_came(const struct engine *e) {
     return atomic_load(&e->posts) && atomic_load(&place_of(e->segment, e->seat)->mail) != e->mail_seen;
 }
 
-u64 letters_expire(struct engine *e, u64 t) {
+static u64 expire_those(struct engine *e, struct job *first, u64 t) {
     u64 earliest = ~(u64)0;
-    for (struct job *job = next_job(e, NULL), *next; job; job = next) {
+    for (struct job *job = first, *next; job; job = next) {
         next = next_job(e, job);
         if (atomic_load(&job->state) != PENDING) continue;
         if (job->letter.wait_until && job->letter.wait_until < earliest) earliest = job->letter.wait_until;
@@ -422,6 +482,14 @@ u64 letters_expire(struct engine *e, u64 t) {
         } else if (job->deadline + GRACE + 1 < earliest) earliest = job->deadline + GRACE + 1;
     }
     return earliest;
+}
+
+u64 letters_expire(struct engine *e, u64 t) {
+    pthread_mutex_lock(&e->lock);
+    struct job *timed = e->timed ? e->receives : NULL;
+    pthread_mutex_unlock(&e->lock);
+    u64 earliest = expire_those(e, next_job(e, NULL), t), of_receives = expire_those(e, timed, t);
+    return earliest < of_receives ? earliest : of_receives;
 }
 
 void letters_close(struct engine *e) {
