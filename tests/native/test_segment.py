@@ -11,6 +11,7 @@ import pytest
 from tests.native.ranks import finish, make_geometry, make_plan
 
 from collectived_native import core, segment
+from collectived_native.cores import count_cores
 from collectived_native.segment import Geometry, Waiting
 
 
@@ -114,7 +115,7 @@ def test_segments_leave_nothing_mapped_when_they_are_detached() -> None:
 
 
 def test_a_rank_looks_only_where_there_are_cores_for_it() -> None:
-    cores = segment.count_cores()
+    cores = count_cores()
     assert Waiting.choose(cores, {}).spin_ns == 60_000
     assert Waiting.choose(cores + 1, {}).spin_ns == 0
     assert Waiting.choose(cores + 1, {}).yields > 0
@@ -130,21 +131,10 @@ def test_a_rank_moves_only_where_nobody_has_bound_it() -> None:
         try:
             os.sched_setaffinity(0, {min(mask)})
             assert not Waiting.choose(1, {}).hops
-            assert segment.count_cores() == 1
+            assert count_cores() == 1
         finally:
             os.sched_setaffinity(0, mask)
     assert not Waiting.choose(1, {"COLLECTIVED_HOP": "0"}).hops
-
-
-def test_the_quota_of_a_cgroup_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "_CGROUP", tmp_path)
-    monkeypatch.setattr(segment, "_own_cgroups", lambda: [tmp_path / "inner", tmp_path])
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "cpu.max").write_text("max 100000\n")
-    (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert segment.count_cores() == 1
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert segment.count_cores() == len(os.sched_getaffinity(0))
 
 
 def test_descriptors_that_run_out_are_an_error_of_the_system() -> None:

@@ -440,7 +440,7 @@ class WorkerClient:
 def _has_native_core() -> bool:
     """Whether this process can carry out collectives itself."""
     try:
-        import collectived_native  # noqa: F401
+        from collectived_native import core  # noqa: F401
     except ImportError:
         return False
     return True

@@ -24,7 +24,7 @@ from collectived.errors import UnavailableError
 from collectived.gpu.driver import CudaError, get_cuda
 from collectived.shared import seqpacket
 from collectived.shared.in_flight import InFlightCalls, PingReply
-from collectived_native.segment import count_cores
+from collectived_native.cores import count_cores
 from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
 from collectived_proto.ipc import messages

@@ -26,6 +26,7 @@ MIN_SLOTS_PER_ARENA = (
 KEPT_BYTES = 1 << 20  # an arena of which no more has been used is not worth giving back
 SPARES = 4  # free slots of one size that are kept as they are,
 SPARE_SIZES = 16  # of so many sizes
+UNEXPECTED_MEMORY_DIVISOR = 4  # messages that nobody has asked for may take one part in so many of the worker's memory
 FREE_BUFFERS = 8  # of scratch memory that are kept for the next who asks; as many as tasks run side by side
 
 _numbers = count(1)  # arena numbers are unique in the worker

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from collections.abc import Callable, Iterable, Sequence
 
 from collectived_native import core, segment
-from collectived_native.segment import Geometry, SeatState, Total, count_cores
+from collectived_native.cores import count_cores
+from collectived_native.segment import Geometry, SeatState, Total
 from collectived_proto.ipc import messages
+from collectived_runtime.engine.base.arenas import UNEXPECTED_MEMORY_DIVISOR, MemoryBudget
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.doorbells import Doorbells
@@ -16,6 +19,8 @@ from collectived_runtime.engine.clients.local_rank import LocalRank
 
 NS = 1_000_000_000
 MAX_SEATS = 256
+_BLOCK_BYTES = 512  # of st_blocks
+_TICKS_AT_A_TIME = 4  # of a large value, whose parts lie in the segment
 
 
 def are_usable(topology: GroupTopology) -> bool:
@@ -36,11 +41,11 @@ class GroupSegment:
     """Shared memory for the ranks of one generation, as its worker holds it.
 
     Args:
-        mail_bytes: which messages that nobody has asked for may take, of all ranks together.
+        budget: answers for its memory: for that of large values from the start, for what else is written once it is.
         on_knock: called when a rank has waited for a while.
 
     Raises:
-        OSError: there is no memory, or no descriptor, for it.
+        MemoryExhausted: the budget does not allow it. OSError: there is no memory, or no descriptor, for it.
     """
 
     def __init__(
@@ -48,8 +53,8 @@ class GroupSegment:
         ranks: Sequence[int],
         generation: int,
         start: int,
-        mail_bytes: int,
         poller: Poller,
+        budget: MemoryBudget,
         on_knock: Callable[[], None],
     ) -> None:
         self.seats = {rank: seat for seat, rank in enumerate(ranks)}
@@ -57,14 +62,19 @@ class GroupSegment:
         self._generation = generation
         self._poller = poller
         self._on_knock = on_knock
-        self._geometry = Geometry.choose(len(ranks), cores=count_cores(), start=start, mail=mail_bytes // len(ranks))
-        self._knocker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._memory = -1
+        mail_bytes = budget.limit // UNEXPECTED_MEMORY_DIVISOR // len(ranks)
+        geometry = Geometry.choose(len(ranks), cores=count_cores(), start=start, mail=mail_bytes)
+        self._geometry = geometry
+        self._budget = budget
+        self._charged = geometry.seats**2 * geometry.share * _TICKS_AT_A_TIME  # the rest as it is written
+        budget.acquire(self._charged, last=False)
+        self._knocker = self._memory = -1
         try:
+            self._knocker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._memory = segment.create(self._geometry)
             self.watcher: core.Watcher = segment.watch(self._memory, self._geometry)
         except BaseException:
-            self._close_descriptors()
+            self._let_go()
             raise
         poller.add(self._knocker, select.POLLIN, self._on_knocker)
 
@@ -74,6 +84,32 @@ class GroupSegment:
         doorbells.send(local_rank, messages.encode_bare(messages.MessageType.KNOCKER), self._knocker)
         offered = messages.SegmentOffer(self._generation, seat, self._geometry.encode())
         doorbells.send(local_rank, offered.encode(), self._memory)
+
+    def charge(self) -> int | None:
+        """Charge the budget with what has been written of the memory since.
+
+        A member may write all of its own part, whatever the budget says. Where that is too much, the rank that has
+        written most is returned.
+        """
+        grown = os.fstat(self._memory).st_blocks * _BLOCK_BYTES - self._charged
+        if grown <= 0:
+            return None
+        self._budget.force_acquire(grown)
+        self._charged += grown
+        return self._find_largest_writer() if self._budget.used > self._budget.limit else None
+
+    def _find_largest_writer(self) -> int:
+        """Their parts lie one after the other, of equal size, and fill the memory but for a little at its start."""
+        part = os.fstat(self._memory).st_size // len(self.ranks)
+        written = [0] * len(self.ranks)
+        end = 0
+        with contextlib.suppress(OSError):  # there is no more data
+            while True:
+                start = os.lseek(self._memory, end, os.SEEK_DATA)
+                end = os.lseek(self._memory, start, os.SEEK_HOLE)
+                for seat in range(start // part, min(len(self.ranks), -(-end // part))):
+                    written[seat] += min(end, (seat + 1) * part) - max(start, seat * part)
+        return self.ranks[written.index(max(written))]
 
     def read_seat(self, rank: int) -> SeatState:
         """Return what a rank has published; its process wrote it, so it is not to be trusted."""
@@ -94,9 +130,10 @@ class GroupSegment:
         """Let go of the memory; it is freed when its ranks have let go of it too."""
         self._poller.remove(self._knocker)
         self.watcher.close()
-        self._close_descriptors()
+        self._let_go()
 
-    def _close_descriptors(self) -> None:
+    def _let_go(self) -> None:
+        self._budget.release(self._charged)
         for descriptor in (self._knocker, self._memory):
             if descriptor >= 0:
                 os.close(descriptor)

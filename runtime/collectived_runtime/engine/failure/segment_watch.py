@@ -18,6 +18,7 @@ from collectived_native import core
 from collectived_native.segment import Total
 from collectived_proto.report.bandwidth import BUS_FACTORS
 from collectived_proto.types import ReportKind, Verdict
+from collectived_runtime.engine.base.arenas import MemoryBudget
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.local_rank import LocalRank
@@ -47,18 +48,15 @@ class SegmentWatch:
         reporter: FaultReporter,
         doorbells: Doorbells,
         records: GroupRecords,
-        mail_bytes: int,
+        budget: MemoryBudget,
     ) -> None:
         """
-        Args:
-            mail_bytes: which messages that nobody has asked for may take.
-
         Raises:
-            OSError: there is no memory, or no descriptor, for a segment.
+            MemoryExhausted, OSError: there is no memory, or no descriptor, for a segment.
         """
         ranks, start = tuple(tracker.progress), tracker.next_number
         self._start = start
-        self._segment = GroupSegment(ranks, tracker.generation, start, mail_bytes, poller, self.look)
+        self._segment = GroupSegment(ranks, tracker.generation, start, poller, budget, self.look)
         self._tracker = tracker
         self._reporter = reporter
         self._doorbells = doorbells
@@ -119,6 +117,9 @@ class SegmentWatch:
         """Take in what the ranks have done, and report why the generation is over, if it is."""
         now = time.monotonic()
         self._segment.watcher.review()
+        if (hoarder := self._segment.charge()) is not None:
+            why = "what it sends, and nobody has asked for, takes more shared memory than its worker has"
+            self._doorbells.drop(self._doorbells.local_ranks[hoarder], why)
         totals = self._segment.read_totals(self._segment.ranks[0])
         complete, culprit, reason = self._segment.watcher.decided()
         self._count(totals, complete, now)

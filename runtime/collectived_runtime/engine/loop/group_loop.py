@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from collectived_native.segment import count_cores
+from collectived_native.cores import count_cores
 from collectived_proto.ipc import messages
 from collectived_proto.types import Collective, GroupInfo, RankPosition, Verdict, unscoped_name
-from collectived_runtime.engine.base.arenas import ResultArenas, Workspace
+from collectived_runtime.engine.base.arenas import MemoryExhausted, ResultArenas, Workspace
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients import segment as segments
@@ -36,7 +36,6 @@ from collectived_runtime.engine.loop.execution import Execution
 from collectived_runtime.engine.loop.generation import Generation
 from collectived_runtime.engine.loop.programs import ProgramCache
 from collectived_runtime.engine.p2p.pending_ops import PendingOp
-from collectived_runtime.engine.p2p.point_to_point import UNEXPECTED_MEMORY_DIVISOR
 from collectived_runtime.engine.record.counters import Counters
 from collectived_runtime.engine.record.flight_recorder import GroupLabel, GroupRecorder
 from collectived_runtime.engine.record.group_records import GroupRecords
@@ -67,7 +66,8 @@ class GroupLoop:
         self._poller = Poller()
         resources, ask = worker.resources, self._poller.call_soon_threadsafe
         self._doorbells = Doorbells(self._poller, self._on_message, self._on_client_lost, resources.rejections)
-        self._results = ResultArenas(resources.budget, self._doorbells, self._on_memory_grown)
+        self._budget = resources.budget
+        self._results = ResultArenas(self._budget, self._doorbells, self._on_memory_grown)
         self._input_events = InputEvents(ask, self._doorbells.drop)
         self._ranks = RankResources(self._doorbells, self._results, self._input_events, StreamOrder(ask, self._send))
         wake = partial(ask, _noop)
@@ -211,12 +211,11 @@ class GroupLoop:
 
     def _open_segment(self) -> None:
         current = self._generation
-        mail_bytes = self._worker.resources.budget.limit // UNEXPECTED_MEMORY_DIVISOR
         try:
             current.segment = SegmentWatch(
-                self._poller, current.tracker, current.reporter, self._doorbells, self._records, mail_bytes
+                self._poller, current.tracker, current.reporter, self._doorbells, self._records, self._budget
             )
-        except OSError as error:
+        except (OSError, MemoryExhausted) as error:
             log.warning("group %s: its ranks cannot meet in shared memory: %s", self.name, error)
 
     def _offer_segment(self, local_rank: LocalRank) -> None:

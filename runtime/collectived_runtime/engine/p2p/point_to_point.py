@@ -23,6 +23,7 @@ from collectived_proto.errors import InvalidArgumentError
 from collectived_proto.ipc import messages
 from collectived_proto.types import Recv, Send, Verdict
 from collectived_proto.v1 import common_pb2
+from collectived_runtime.engine.base import arenas
 from collectived_runtime.engine.base.arenas import MemoryBudget, MemoryExhausted, ResultArenas, ResultSlot
 from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.local_rank import InputBuffers, LocalRank
@@ -47,7 +48,6 @@ from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import BytesLike, Link, LinkBroken, LinkProtocolError
 
 CHANNEL = CHANNELS  # the one after those of tasks
-UNEXPECTED_MEMORY_DIVISOR = 4  # letters that nobody has asked for may take one part in so many of the worker's memory
 _WORKER = -1  # holds the slots of letters that nobody has asked for yet
 
 
@@ -305,7 +305,7 @@ class PointToPoint:
         """Raises MemoryExhausted where letters that nobody has asked for would take more than their share of memory."""
         kept = sum(slot.size for box in self._unexpected.values() for slot in box)
         kept += sum(slot.size for slot in self._arriving.values())
-        most = self._context.budget.limit // UNEXPECTED_MEMORY_DIVISOR
+        most = self._context.budget.limit // arenas.UNEXPECTED_MEMORY_DIVISOR
         if kept + size > most:
             raise MemoryExhausted(f"{kept} bytes wait to be received already, and {most} may")
 

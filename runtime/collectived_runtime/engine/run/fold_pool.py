@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from collectived_native.segment import count_cores
+from collectived_native.cores import count_cores
 
 MIN_PARALLEL_BYTES = 1 << 20  # what is folded by one thread is over before another one has woken
 PIECE_BYTES = 512 << 10

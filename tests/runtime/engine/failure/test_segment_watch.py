@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import threading
@@ -29,6 +30,7 @@ from collectived_proto.types import (
     Report,
     Tier,
 )
+from collectived_runtime.engine.base.arenas import MemoryBudget, MemoryExhausted
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.doorbells import Doorbells
@@ -71,6 +73,7 @@ class Host:
             leaf = Leaf("", DType.FLOAT32, (COUNT,))
             self.describe(local_rank, SUMS, AllReduce(ReduceOp.SUM), (leaf,))
             self.describe(local_rank, BARRIERS, Barrier(), ())
+        self.budget = MemoryBudget(1 << 30)
         self.watch, self.tracker = self.begin(100, 0)
 
     def describe(self, local_rank: LocalRank, number: int, operation: Operation, leaves: tuple[Leaf, ...]) -> None:
@@ -82,7 +85,7 @@ class Host:
         tracker = InstanceTracker(7, generation, (0, 1), 60.0, time.monotonic(), start)
         coordinator = CoordinatorAccess(self.reports.append)
         reporter = FaultReporter(self.topology, tracker, "worker 0", coordinator, lambda _: None)
-        return SegmentWatch(self.poller, tracker, reporter, self.doorbells, self.records, 64 << 20), tracker
+        return SegmentWatch(self.poller, tracker, reporter, self.doorbells, self.records, self.budget), tracker
 
     def attach(self, rank: int) -> core.Engine:
         """Take the seat that this rank is offered."""
@@ -215,6 +218,26 @@ def test_where_ranks_stand_is_known_once_the_worker_has_looked(host: Host) -> No
     for engine in engines:
         engine.detach()
     host.watch.close()
+
+
+def test_its_memory_is_charged_and_so_is_what_members_write_into_their_parts(host: Host) -> None:
+    fixed = host.budget.used
+    assert 0 < fixed < 16 << 20
+    host.watch.offer(host.doorbells.local_ranks[0])
+    _, knockers, _, _ = socket.recv_fds(host.ends[0], messages.MAX_MESSAGE, 1)
+    _, memories, _, _ = socket.recv_fds(host.ends[0], messages.MAX_MESSAGE, 1)
+    with mmap.mmap(memories[0], 0) as memory:
+        memory[len(memory) - (40 << 20) :] = bytes(40 << 20)  # room for letters
+    host.watch.look()
+    assert host.budget.used >= 40 << 20 and host.doorbells.local_ranks[1].doorbell is not None
+    for descriptor in (*knockers, *memories):
+        os.close(descriptor)
+    host.watch.close()
+    assert host.budget.used == 0
+    host.budget.limit = fixed - 1
+    with pytest.raises(MemoryExhausted):
+        host.begin(101, 0)
+    assert host.budget.used == 0
 
 
 def test_generations_add_up(host: Host) -> None:

@@ -16,6 +16,7 @@ from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.types import AllReduce, Recv, ReduceOp, ReportKind, Send
 from collectived_proto.v1 import common_pb2
+from collectived_runtime.engine.base import arenas
 from collectived_runtime.engine.p2p import pending_ops, point_to_point
 from collectived_runtime.engine.run import streams
 from collectived_runtime.transport.link import LinkBroken
@@ -288,7 +289,7 @@ def test_letters_that_nobody_asks_for_have_a_bound_and_their_sender_is_named(
     world: Any, monkeypatch: pytest.MonkeyPatch, hosts: Any
 ) -> None:
     here = world(*hosts)
-    monkeypatch.setattr(point_to_point, "UNEXPECTED_MEMORY_DIVISOR", (1 << 30) // 100_000)  # of the worker's budget
+    monkeypatch.setattr(arenas, "UNEXPECTED_MEMORY_DIVISOR", (1 << 30) // 100_000)  # of the worker's budget
     for _ in range(2):
         here.ranks[0].post(Send(1), numbers(20_000))
     report = here.report(ReportKind.UNCLAIMED)

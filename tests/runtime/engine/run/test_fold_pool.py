@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.runtime.engine.conftest import World
 
-from collectived_native import segment
+from collectived_native import cores
 from collectived_proto.types import DType, ReduceOp, ReportKind
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.engine.run.fold_pool import (
@@ -30,7 +30,7 @@ def fold_pool() -> Iterator[FoldPool]:
 
 
 def test_threads_help_only_where_the_quota_of_the_cgroup_leaves_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "_quotas", lambda: [1])
+    monkeypatch.setattr(cores, "_quotas", lambda: [1])
     assert FoldPool().helpers == 0
 
 
