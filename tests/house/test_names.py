@@ -31,7 +31,7 @@ READS = {"startswith", "endswith", "removeprefix", "removesuffix", "find", "inde
 # Where others give nothing but a text: each in a function of its own, which says why.
 FOREIGN_TEXTS = {
     ("flags.py", "error"),  # of argparse
-    ("remote.py", "_lacks_module"),  # Python has one exit status for it and for all else
+    ("remote_host.py", "_lacks_module"),  # Python has one exit status for it and for all else
     ("coordinator_client.py", "_is_cut_off"),  # gRPC has one code for it and for real failures
 }
 HAVE_OTHER_MEANINGS = {"plan/double_tree.py"}

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from collectived_launcher.cluster.file import MAX_DRAIN_SECONDS, Cluster, ClusterHost
-from collectived_launcher.hosts import ssh
 from collectived_launcher.hosts.host import LOCALHOST, Host, ProgramSpec
 from collectived_launcher.hosts.local import LocalHost
 from collectived_launcher.hosts.loop import Loop
 from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.hosts.preflight import HostAddresses, Preflight
-from collectived_launcher.hosts.remote import RemoteCommand
+from collectived_launcher.hosts.remote_host import RemoteCommand
 from collectived_launcher.hosts.selection import HostPlan, parse_ssh_command
+from collectived_launcher.hosts.ssh_command import make_remote_command
 from collectived_launcher.launch.job import make_job_name
 from collectived_proto.ipc import job_files
 
@@ -41,7 +41,7 @@ def make_host_plan(cluster: Cluster, ssh_command: str) -> HostPlan:
 
     def carrier(name: str) -> RemoteCommand:
         host = by_name[name]
-        return ssh.make_remote_command(host.login, host.python or sys.executable, command, SILENCE_TIMEOUT)
+        return make_remote_command(host.login, host.python or sys.executable, command, SILENCE_TIMEOUT)
 
     return HostPlan(tuple(host.slots for host in cluster.hosts), tuple(by_name), carrier)
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import click
 
-from collectived_launcher.hosts import agent, slurm, slurm_rendezvous, ssh
+from collectived_launcher.hosts import agent, slurm, slurm_rendezvous, ssh_command
 from collectived_launcher.hosts.host import LOCALHOST, Host
 from collectived_launcher.hosts.hostlist import ClientsByHost, parse_hostfile, parse_hosts
 from collectived_launcher.hosts.local import LocalHost
 from collectived_launcher.hosts.loop import Loop
 from collectived_launcher.hosts.output import Terminal
-from collectived_launcher.hosts.remote import AgentJob, RemoteCommand, RemoteHost
+from collectived_launcher.hosts.remote_host import AgentJob, RemoteCommand, RemoteHost
 from collectived_proto.types import RELEASE
 
 # What the launcher sets for clients itself, and what is told to nobody.
@@ -130,7 +130,7 @@ def _parse_listed_hosts(wish: HostOptions) -> ClientsByHost:
 
 def _make_ssh_factory(wish: HostOptions, listed: ClientsByHost) -> Callable[[str], RemoteCommand]:
     command = parse_ssh_command(wish.ssh, listed)
-    return lambda host: ssh.make_remote_command(host, _python(wish), command, wish.host_timeout)
+    return lambda host: ssh_command.make_remote_command(host, _python(wish), command, wish.host_timeout)
 
 
 def parse_ssh_command(written: str, hosts: Collection[str]) -> list[str]:

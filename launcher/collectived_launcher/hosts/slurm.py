@@ -19,7 +19,7 @@ from pathlib import Path
 
 import click
 
-from collectived_launcher.hosts.remote import AGENT_MODULE, RemoteCommand
+from collectived_launcher.hosts.remote_host import AGENT_MODULE, RemoteCommand
 
 WRONG_USE = 2  # exit status
 _SCONTROL_TIMEOUT = 20.0

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 
 from collectived_launcher.hosts.host_tasks import list_interfaces
-from collectived_launcher.hosts.remote import RemoteCommand
+from collectived_launcher.hosts.remote_host import RemoteCommand
 from collectived_proto.private_files import write_atomically
 
 _NONCE = 16

@@ -30,7 +30,7 @@ from collectived_runtime.grpc_server.health import Health, add_reflection
 from collectived_runtime.grpc_server.throttling import ThrottleInterceptor
 from collectived_runtime.grpc_server.validation import ValidationInterceptor
 from collectived_runtime.limits.descriptors import RESERVED_DESCRIPTORS, compute_connection_limit, raise_limit
-from collectived_runtime.limits.quotas import GroupLimits
+from collectived_runtime.limits.quota_settings import GroupLimits
 from collectived_runtime.limits.rejections import RejectionCounters
 from collectived_runtime.process import (
     bind,

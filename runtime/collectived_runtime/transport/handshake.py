@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator
 from collectived_runtime.transport import hello as hello_
 from collectived_runtime.transport.hello import HandshakeCut, HelloRefused, LinkHello
 from collectived_runtime.transport.link import Stream, TcpStream
-from collectived_runtime.transport.tls import TlsStream, describe_error
+from collectived_runtime.transport.tls_stream import TlsStream, describe_error
 
 TLS_ALERT = b"\x15\x03"  # how TLS answers what is none
 _WRONG_VERSION = TLS_ALERT + b"\x03\x00\x02\x02\x46"

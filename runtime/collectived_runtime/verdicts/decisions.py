@@ -21,7 +21,7 @@ from collectived_proto.report.phrases import (
     ranks_text,
 )
 from collectived_proto.types import Member, Peer, RankPosition
-from collectived_runtime.verdicts.contract_diff import describe_collective, find_difference
+from collectived_runtime.verdicts.difference_text import describe_collective, find_difference
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from collectived_runtime.engine.failure.reporter import CoordinatorAccess
 from collectived_runtime.engine.loop.context import WorkerContext, WorkerResources
 from collectived_runtime.engine.loop.group_loop import GroupLoop
 from collectived_runtime.limits.descriptors import can_open_descriptor
-from collectived_runtime.limits.quotas import Quotas
+from collectived_runtime.limits.quota_settings import Quotas
 from collectived_runtime.limits.rejections import Limit, format_limit_error
 from collectived_runtime.transport.connections import TOKEN_SECONDS, ConnectionServer
 from collectived_runtime.worker import link_probe

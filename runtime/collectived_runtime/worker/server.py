@@ -46,7 +46,7 @@ from collectived_runtime.grpc_server.health import Health, add_reflection
 from collectived_runtime.grpc_server.throttling import ThrottleInterceptor
 from collectived_runtime.grpc_server.validation import ValidationInterceptor
 from collectived_runtime.limits.descriptors import compute_connection_limit, raise_limit
-from collectived_runtime.limits.quotas import Quotas
+from collectived_runtime.limits.quota_settings import Quotas
 from collectived_runtime.limits.rejections import Limit, RejectionCounters
 from collectived_runtime.process import (
     bind,

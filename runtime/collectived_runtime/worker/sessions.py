@@ -34,7 +34,7 @@ from collectived_runtime.engine.clients.doorbells import DOORBELL_GRACE_SECONDS
 from collectived_runtime.engine.loop.group_loop import GroupLoop
 from collectived_runtime.heap import HeapTrimmer
 from collectived_runtime.limits.descriptors import TARGET_DESCRIPTORS
-from collectived_runtime.limits.quotas import Quotas
+from collectived_runtime.limits.quota_settings import Quotas
 from collectived_runtime.limits.rejections import Limit, MessageSource, RejectionCounters, format_limit_error
 from collectived_runtime.worker.arenas import ArenaLimits, SessionArenas
 from collectived_runtime.worker.devices import DeviceOffer

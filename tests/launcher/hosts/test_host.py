@@ -18,7 +18,7 @@ import pytest
 from collectived_launcher.hosts.host import NOT_RUN, Host, ProgramSpec
 from collectived_launcher.hosts.local import LocalHost, collect_facts
 from collectived_launcher.hosts.loop import Loop
-from collectived_launcher.hosts.remote import AGENT_MODULE, AgentJob, RemoteCommand, RemoteHost
+from collectived_launcher.hosts.remote_host import AGENT_MODULE, AgentJob, RemoteCommand, RemoteHost
 
 PATIENCE = 20.0
 RELEASE = collect_facts(Path()).release

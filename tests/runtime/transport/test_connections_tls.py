@@ -24,7 +24,7 @@ from collectived_runtime.transport.dial import DialRequest
 from collectived_runtime.transport.handshake import TlsContexts
 from collectived_runtime.transport.hello import NONCE_BYTES, LinkHello
 from collectived_runtime.transport.link import Link
-from collectived_runtime.transport.tls import TlsStream
+from collectived_runtime.transport.tls_stream import TlsStream
 
 SECRET = "of these tests"
 KEY = (7, 100, 0, 3)

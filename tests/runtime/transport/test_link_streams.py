@@ -17,7 +17,7 @@ from collectived_proto.tls.files import TlsMaterial, client_context, load_materi
 from collectived_runtime.transport.frame import HEADER_BYTES, Frame, FrameKind, parse
 from collectived_runtime.transport.handshake import do_tls_handshake
 from collectived_runtime.transport.link import READ_AHEAD_BYTES, BytesLike, Link, LinkBroken, Stream, TcpStream
-from collectived_runtime.transport.tls import TlsStream
+from collectived_runtime.transport.tls_stream import TlsStream
 
 Pair = tuple[Stream, Stream]
 LARGEST_RECORD = 16 << 10

@@ -26,7 +26,7 @@ from collectived_runtime.device.gpus import ClearTimeout, Gpu, Region, select_gp
 from collectived_runtime.engine.base.arenas import MemoryBudget
 from collectived_runtime.engine.clients.local_rank import InputBuffers
 from collectived_runtime.engine.compile.negotiation import prepare
-from collectived_runtime.limits.quotas import Quotas
+from collectived_runtime.limits.quota_settings import Quotas
 from collectived_runtime.worker.devices import DeviceOffer
 from collectived_runtime.worker.sessions import Client, Session, Sessions
 

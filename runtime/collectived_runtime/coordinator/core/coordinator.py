@@ -41,7 +41,7 @@ from collectived_runtime.coordinator.core.registry import (
     Timer,
     WorkerTimeout,
 )
-from collectived_runtime.limits.quotas import NO_LIMITS, GroupLimits
+from collectived_runtime.limits.quota_settings import NO_LIMITS, GroupLimits
 
 
 class Coordinator:

@@ -24,7 +24,7 @@ from collectived_runtime.coordinator.core.events import (
     LinkMeasured,
     WorkerHello,
 )
-from collectived_runtime.limits.quotas import NO_LIMITS, GroupLimits
+from collectived_runtime.limits.quota_settings import NO_LIMITS, GroupLimits
 from collectived_runtime.limits.rejections import Limit
 
 MAX_FAILURES = 64

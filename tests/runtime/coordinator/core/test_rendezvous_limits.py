@@ -19,7 +19,7 @@ from collectived_runtime.coordinator.core.events import (
     WorkerHello,
 )
 from collectived_runtime.coordinator.metrics import MetricsSnapshot, collect_metrics
-from collectived_runtime.limits.quotas import GroupLimits
+from collectived_runtime.limits.quota_settings import GroupLimits
 from collectived_runtime.limits.rejections import Limit
 
 

@@ -19,7 +19,7 @@ from collectived_runtime.engine.run.links import LinkHandback
 from collectived_runtime.engine.run.streams import OutgoingMessage, SendStream
 from collectived_runtime.transport.handshake import do_tls_handshake
 from collectived_runtime.transport.link import Link, Stream, TcpStream
-from collectived_runtime.transport.tls import RECORD_BYTES, TlsStream
+from collectived_runtime.transport.tls_stream import RECORD_BYTES, TlsStream
 
 
 @pytest.fixture(params=["tcp", "tls"])

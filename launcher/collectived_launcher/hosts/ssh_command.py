@@ -8,7 +8,7 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 
-from collectived_launcher.hosts.remote import AGENT_MODULE, RemoteCommand
+from collectived_launcher.hosts.remote_host import AGENT_MODULE, RemoteCommand
 
 _CONNECT_SECONDS = 15
 _QUERY_TIMEOUT = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from collectived_proto.types import AllReduce, Collective, DType, Leaf, ReduceOp
-from collectived_runtime.verdicts.contract_diff import (
+from collectived_runtime.verdicts.difference_text import (
     Difference,
     describe_collective,
     describe_paths,
