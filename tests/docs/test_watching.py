@@ -8,7 +8,7 @@ from tests.docs.contents import ROOT
 
 from collectived_launcher.top.state import KEYS, VIEWS
 from collectived_runtime.coordinator.web.routes import DATA_PATHS, PAGE
-from collectived_runtime.http.messages import healthz_routes
+from collectived_runtime.http.healthz import healthz_routes
 from collectived_runtime.http.server import HttpLimits
 
 TEXT = (ROOT / "docs/watching.md").read_text()

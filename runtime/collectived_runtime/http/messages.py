@@ -63,16 +63,3 @@ def text_response(status: HTTPStatus, text: str, headers: Mapping[str, str] = {}
     return Response(
         status, f"{text}\n".encode(), {**_SECURITY_HEADERS, "content-type": "text/plain; charset=utf-8", **headers}
     )
-
-
-def healthz_routes(well: Callable[[], bool]) -> Routes:
-    """`/healthz`: whether this daemon can do its work now, and nothing else; so it is open."""
-
-    def respond(request: Request) -> Response:
-        return (
-            text_response(HTTPStatus.OK, "SERVING")
-            if well()
-            else text_response(HTTPStatus.SERVICE_UNAVAILABLE, "NOT_SERVING")
-        )
-
-    return {"/healthz": Route(respond, is_public=True, ignores_query=True)}

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from prometheus_client.exposition import choose_encoder
 
 from collectived_runtime.auth.credentials import TokenAuthenticator
-from collectived_runtime.http.messages import Request, Response, Route, Routes, healthz_routes, ok_response
+from collectived_runtime.http.healthz import healthz_routes
+from collectived_runtime.http.messages import Request, Response, Route, Routes, ok_response
 from collectived_runtime.http.server import GetTlsContext, HttpServer
 from collectived_runtime.metrics.page import MetricsSource, render_chunks
 

@@ -12,7 +12,8 @@ import pytest
 from tests.runtime.http.serving import ADMITTED, SECRET, TOKEN, Story, get, port, say, serve, status
 
 from collectived_runtime.auth.credentials import TokenAuthenticator
-from collectived_runtime.http.messages import Request, Response, Route, Routes, healthz_routes, ok_response
+from collectived_runtime.http.healthz import healthz_routes
+from collectived_runtime.http.messages import Request, Response, Route, Routes, ok_response
 from collectived_runtime.http.server import HttpLimits, HttpServer
 from collectived_runtime.startup_error import StartupError
 

@@ -13,7 +13,8 @@ from tests.runtime.http.serving import ADMITTED, SECRET, Story, get, port, serve
 from collectived_proto.tls.files import TlsFiles, client_context, load_material
 from collectived_runtime.auth.certificates import Certificates
 from collectived_runtime.auth.credentials import TokenAuthenticator
-from collectived_runtime.http.messages import Route, healthz_routes, ok_response
+from collectived_runtime.http.healthz import healthz_routes
+from collectived_runtime.http.messages import Route, ok_response
 from collectived_runtime.http.server import HttpLimits, HttpServer
 
 USUAL = HttpLimits()

@@ -16,13 +16,13 @@ from importlib.resources import files
 
 from collectived_runtime.auth.credentials import TokenAuthenticator
 from collectived_runtime.coordinator.web.cache import StatusCache
+from collectived_runtime.http.healthz import healthz_routes
 from collectived_runtime.http.messages import (
     EMPTY_PAGE_CSP,
     Request,
     Response,
     Route,
     Routes,
-    healthz_routes,
     ok_response,
 )
 from collectived_runtime.http.server import GetTlsContext, HttpServer
