@@ -21,7 +21,8 @@ from collectived_runtime.engine.record.flight_recorder import (
     GroupRecorder,
     ProgramSummary,
 )
-from collectived_runtime.engine.submit.tracker import Arrival, Instance, Mark, PreparedCollective
+from collectived_runtime.engine.submit.contracts import PreparedCollective
+from collectived_runtime.engine.submit.tracker import Arrival, Instance, Mark
 
 PAGE = Path(__file__).parents[1] / "docs" / "trace.md"
 GOAL_MICROSECONDS = 3.0

@@ -21,7 +21,7 @@ from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.compile.negotiation import prepare
 from collectived_runtime.engine.loop.group_loop import GroupLoop
-from collectived_runtime.engine.submit.tracker import PreparedCollective
+from collectived_runtime.engine.submit.contracts import PreparedCollective
 
 MAX_PREPARED = 4096  # per rank; older ones are forgotten, as clients do at half of this
 MAX_LEAVES = 1 << 16  # of one value

@@ -23,7 +23,7 @@ from collectived_proto.ipc.messages import TOKEN_BYTES, MalformedMessage
 from collectived_proto.v1 import common_pb2, status_pb2, trace_pb2, worker_pb2, worker_pb2_grpc
 from collectived_proto.version import OUR_VERSIONS, negotiate_version
 from collectived_runtime.auth.callers import Caller, CallerIdentifier
-from collectived_runtime.engine.submit.tracker import PreparedCollective
+from collectived_runtime.engine.submit.contracts import PreparedCollective
 from collectived_runtime.grpc_server.throttling import REFUSAL_RATE, Throttle
 from collectived_runtime.limits.rate_limit import Rate
 from collectived_runtime.transport.connections import ConnectionServer

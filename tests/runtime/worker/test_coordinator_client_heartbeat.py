@@ -15,7 +15,8 @@ from collectived_proto.types import Barrier, Collective, Layout
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import coordinator_pb2_grpc as rpc
 from collectived_proto.v1 import trace_pb2
-from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker, PreparedCollective
+from collectived_runtime.engine.submit.contracts import PreparedCollective
+from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker
 from collectived_runtime.worker.coordinator_client import (
     MAX_RANKS_PER_HEARTBEAT,
     CoordinatorClient,

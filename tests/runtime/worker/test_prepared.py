@@ -11,7 +11,7 @@ from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.compile.negotiation import prepare
-from collectived_runtime.engine.submit.tracker import PreparedCollective
+from collectived_runtime.engine.submit.contracts import PreparedCollective
 from collectived_runtime.worker import prepared
 from collectived_runtime.worker.prepared import check_leaves, check_name, register_prepared
 

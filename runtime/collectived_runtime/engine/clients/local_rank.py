@@ -17,7 +17,7 @@ from collectived_proto.ipc.arena import Arena
 from collectived_proto.types import AllReduce, Broadcast, DType, Member, Reduce
 from collectived_runtime.device.gpus import Gpu, Region
 from collectived_runtime.engine.base.retained import ArenaHolder
-from collectived_runtime.engine.submit.tracker import PreparedCollective
+from collectived_runtime.engine.submit.contracts import PreparedCollective
 
 log = logging.getLogger("collectived.group_loop")
 

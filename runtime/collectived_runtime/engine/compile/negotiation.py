@@ -41,7 +41,7 @@ from collectived_runtime.engine.compile.program import (
     digest,
     find_peers,
 )
-from collectived_runtime.engine.submit.tracker import PreparedCollective
+from collectived_runtime.engine.submit.contracts import PreparedCollective
 from collectived_runtime.engine.submit.validation import check, explain_missing_axis
 from collectived_runtime.plan import tree
 from collectived_runtime.plan.moves import Span

@@ -28,7 +28,8 @@ from collectived_runtime.engine.record.counters import OPERATIONS, POINT_TO_POIN
 from collectived_runtime.engine.record.group_records import GroupRecords
 from collectived_runtime.engine.record.rates import OperationLoad
 from collectived_runtime.engine.record.segment_totals import MessageTotals, SegmentTotals
-from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker, PreparedCollective
+from collectived_runtime.engine.submit.contracts import PreparedCollective
+from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker
 
 _LOOK_SECONDS = 0.05  # between two looks at an instance that somebody waits for
 _LATER_LOOK_SECONDS = 0.2  # the same once it has been waited for long

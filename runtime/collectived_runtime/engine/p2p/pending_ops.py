@@ -18,7 +18,8 @@ from collectived_proto.ipc import messages
 from collectived_proto.types import Recv, Send, Verdict
 from collectived_runtime.engine.record.counters import POINT_TO_POINT
 from collectived_runtime.engine.record.group_records import GroupRecords
-from collectived_runtime.engine.submit.tracker import OutOfOrder, PreparedCollective
+from collectived_runtime.engine.submit.contracts import PreparedCollective
+from collectived_runtime.engine.submit.tracker import OutOfOrder
 
 LAST_MESSAGES_SECONDS = 0.1  # after a verdict
 

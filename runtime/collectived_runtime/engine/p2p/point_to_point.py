@@ -43,7 +43,8 @@ from collectived_runtime.engine.run.streams import (
     accept_links,
     make_dialer,
 )
-from collectived_runtime.engine.submit.tracker import OutOfOrder, PreparedCollective
+from collectived_runtime.engine.submit.contracts import PreparedCollective
+from collectived_runtime.engine.submit.tracker import OutOfOrder
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import BytesLike, Link, LinkBroken, LinkProtocolError
 

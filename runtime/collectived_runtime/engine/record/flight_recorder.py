@@ -19,7 +19,8 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from collectived_proto.types import Verdict
-from collectived_runtime.engine.submit.tracker import Instance, Mark, PreparedCollective
+from collectived_runtime.engine.submit.contracts import PreparedCollective
+from collectived_runtime.engine.submit.tracker import Instance, Mark
 
 MAX_ENTRIES = 8192  # collectives that have ended, of all groups of a worker
 MAX_FAILED_ENTRIES = 512

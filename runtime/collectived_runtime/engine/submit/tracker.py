@@ -26,7 +26,6 @@ from collectived_proto.types import (
     Broadcast,
     Collective,
     Gather,
-    Layout,
     Operation,
     RankPosition,
     Reduce,
@@ -37,6 +36,7 @@ from collectived_proto.types import (
     Submission,
     Verdict,
 )
+from collectived_runtime.engine.submit.contracts import PreparedCollective
 
 MAX_FINISHED = 64  # finished instances that are remembered, to answer what they were
 MAX_LAST_SUBMISSIONS = 8  # of a rank that goes, told with its departure
@@ -52,45 +52,6 @@ _SYNCHRONISING_OPERATIONS = (
 DEADLINE_LEAD_SECONDS = 1.0
 STALL_LEAD_SECONDS = 0.25
 STALL_BACKOFF = 2.0  # a stall is reported again after twice the time
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedCollective:
-    """A collective that a rank has described: what its submissions refer to.
-
-    What can be known beforehand is not found out again at every submission.
-    """
-
-    collective: Collective
-    contract: bytes
-    layout: Layout
-    op: str  # the operation as people read it
-    terms: bytes = b""  # digest of what an open collective has to agree on too, where the operation may be open
-    flaw: str = ""  # why it fails on all ranks, whatever the others submit
-    leaf_bytes: tuple[int, ...] = field(init=False, compare=False)
-    staging_slices: tuple[slice, ...] = field(init=False, compare=False)  # of each pack, its bytes in a staging slot
-    single_leaf: tuple[int | None, ...] = field(init=False, compare=False)  # of each pack that has but one, its number
-
-    def __post_init__(self) -> None:
-        leaves: list[list[int]] = [[] for _ in self.layout.packs]
-        for leaf, place in enumerate(self.layout.places):
-            leaves[place.pack].append(leaf)
-        facts = {
-            "leaf_bytes": tuple(leaf.nbytes for leaf in self.collective.leaves),
-            "staging_slices": tuple(
-                slice(pack.staging_offset, pack.staging_offset + pack.count * pack.dtype.itemsize)
-                for pack in self.layout.packs
-            ),
-            "single_leaf": tuple(members[0] if len(members) == 1 else None for members in leaves),
-        }
-        for name, value in facts.items():
-            object.__setattr__(self, name, value)
-
-    def matches(self, other: PreparedCollective) -> bool:
-        """Whether both may be the same instance: equal contracts, or equal terms where one takes what comes."""
-        if self.contract == other.contract:
-            return True
-        return (self.collective.open or other.collective.open) and self.terms == other.terms != b""
 
 
 # An interval within an instance: kind (`MarkKind`), pack, shard, round, worker at the other end, begin, end.

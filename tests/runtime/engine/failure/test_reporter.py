@@ -23,7 +23,8 @@ from collectived_proto.types import (
 )
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.failure.reporter import CoordinatorAccess, FaultReporter
-from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker, PreparedCollective
+from collectived_runtime.engine.submit.contracts import PreparedCollective
+from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker
 
 MEMBERS = tuple(Member(rank, f"CPU:{rank}", rank, f"host{rank}", 70 + rank) for rank in range(2))
 TOPOLOGY = GroupTopology.from_peers(

@@ -20,12 +20,12 @@ from collectived_proto.types import (
     ReportKind,
     Scatter,
 )
+from collectived_runtime.engine.submit.contracts import PreparedCollective
 from collectived_runtime.engine.submit.tracker import (
     MAX_DESCRIBED_LEAVES,
     MAX_LAST_SUBMISSIONS,
     Arrival,
     InstanceTracker,
-    PreparedCollective,
 )
 
 SUM = AllReduce(ReduceOp.SUM)
