@@ -20,7 +20,8 @@ from collectived_proto.ipc import messages
 from collectived_proto.ipc.arena import Arena
 from collectived_runtime.device.cuda.driver import CudaError
 from collectived_runtime.device.gpus import ClearTimeout, DeviceArena, Gpu
-from collectived_runtime.engine.base.arenas import MemoryBudget, MemoryExhausted, new_arena, next_number
+from collectived_runtime.engine.base.arenas import new_arena, next_number
+from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted
 from collectived_runtime.engine.clients.local_rank import HostOrGpuBytes
 from collectived_runtime.limits.descriptors import has_descriptor_room
 from collectived_runtime.limits.rejections import Limit, RejectionCounters

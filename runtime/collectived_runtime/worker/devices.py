@@ -21,7 +21,7 @@ from collectived_runtime.device.gpus import Gpu, select_gpus
 from collectived_runtime.device.nccl.binding import load_binding
 from collectived_runtime.device.nccl.communicators import Communicators
 from collectived_runtime.device.nccl.interface import Nccl
-from collectived_runtime.engine.base.arenas import MemoryBudget, SessionBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget, SessionBudget
 from collectived_runtime.engine.gpu.communicator import NcclContext
 
 CPU_DEVICES = 8

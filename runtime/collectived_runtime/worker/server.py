@@ -36,7 +36,7 @@ from collectived_runtime.auth.credentials import create_authenticator
 from collectived_runtime.auth.peers import resolve_allowed_users, set_socket_mode
 from collectived_runtime.auth.unix_proxy import PeerCredentialProxy
 from collectived_runtime.device.nccl.binding import load_binding
-from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.loop.context import WorkerResources
 from collectived_runtime.engine.record.flight_recorder import FlightRecorder
 from collectived_runtime.engine.run.fold_pool import FoldPool

@@ -29,7 +29,7 @@ from collectived_runtime.auth.callers import Caller
 from collectived_runtime.auth.credentials import AccessLevel
 from collectived_runtime.auth.peers import get_unix_peer
 from collectived_runtime.device.gpus import Gpu
-from collectived_runtime.engine.base.arenas import MemoryBudget, SessionBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget, SessionBudget
 from collectived_runtime.engine.clients.doorbells import DOORBELL_GRACE_SECONDS
 from collectived_runtime.engine.loop.group_loop import GroupLoop
 from collectived_runtime.heap import HeapTrimmer

@@ -36,7 +36,7 @@ from collectived_proto.types import (
     Verdict,
 )
 from collectived_proto.v1 import common_pb2
-from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.compile.negotiation import prepare

@@ -19,7 +19,7 @@ from collectived_proto.group_codec import formed_to_bytes
 from collectived_proto.types import GroupInfo, Member, Peer, Tier
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import worker_pb2
-from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.loop.context import WorkerResources
 from collectived_runtime.engine.run.fold_pool import FoldPool
 from collectived_runtime.limits.rejections import Limit, RejectionCounters

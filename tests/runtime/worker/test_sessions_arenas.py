@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from collectived_proto.ipc import messages
-from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.worker import arenas
 from collectived_runtime.worker.sessions import Client, Session
 

@@ -11,7 +11,8 @@ from collectived_native import core, segment
 from collectived_native.cores import count_cores
 from collectived_native.segment import Geometry, SeatState, Total
 from collectived_proto.ipc import messages
-from collectived_runtime.engine.base.arenas import UNEXPECTED_MEMORY_DIVISOR, MemoryBudget
+from collectived_runtime.engine.base.arenas import UNEXPECTED_MEMORY_DIVISOR
+from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.doorbells import Doorbells

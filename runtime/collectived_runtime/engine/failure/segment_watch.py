@@ -18,7 +18,7 @@ from collectived_native import core
 from collectived_native.segment import Total
 from collectived_proto.report.bandwidth import BUS_FACTORS
 from collectived_proto.types import ReportKind, Verdict
-from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.local_rank import LocalRank

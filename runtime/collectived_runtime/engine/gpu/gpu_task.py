@@ -27,7 +27,7 @@ from collectived_runtime.device.cuda.kernels import MOST_SOURCES
 from collectived_runtime.device.gpus import Gpu, Region, is_out_of_memory
 from collectived_runtime.device.launch_thread import Launch, Work
 from collectived_runtime.device.nccl.interface import NcclError
-from collectived_runtime.engine.base.arenas import MemoryExhausted
+from collectived_runtime.engine.base.memory_budget import MemoryExhausted
 from collectived_runtime.engine.clients.local_rank import HostOrGpuBytes
 from collectived_runtime.engine.compile.partition import Window
 from collectived_runtime.engine.run.host_task import (

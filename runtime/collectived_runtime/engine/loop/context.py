@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from collectived_proto.ipc import messages
-from collectived_runtime.engine.base.arenas import MemoryBudget, ResultArenas
+from collectived_runtime.engine.base.arenas import ResultArenas
+from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.doorbells import Doorbells

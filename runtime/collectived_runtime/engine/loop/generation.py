@@ -18,7 +18,7 @@ from collectived_proto.ipc import messages
 from collectived_proto.types import Broadcast, Recv, ReportKind, Scatter, Send, Verdict, unscoped_name
 from collectived_runtime.device.cuda.driver import CudaError
 from collectived_runtime.device.nccl.interface import NcclError
-from collectived_runtime.engine.base.arenas import MemoryExhausted
+from collectived_runtime.engine.base.memory_budget import MemoryExhausted
 from collectived_runtime.engine.clients.completions import Completions, encode_verdict
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.compile.program import CompiledCollective, PackTask

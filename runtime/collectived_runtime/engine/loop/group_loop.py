@@ -21,7 +21,8 @@ from functools import partial
 from collectived_native.cores import count_cores
 from collectived_proto.ipc import messages
 from collectived_proto.types import Collective, GroupInfo, RankPosition, Verdict, unscoped_name
-from collectived_runtime.engine.base.arenas import MemoryExhausted, ResultArenas, Workspace
+from collectived_runtime.engine.base.arenas import ResultArenas, Workspace
+from collectived_runtime.engine.base.memory_budget import MemoryExhausted
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients import segment as segments

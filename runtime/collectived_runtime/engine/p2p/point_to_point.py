@@ -24,7 +24,8 @@ from collectived_proto.ipc import messages
 from collectived_proto.types import Recv, Send, Verdict
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine.base import arenas
-from collectived_runtime.engine.base.arenas import MemoryBudget, MemoryExhausted, ResultArenas, ResultSlot
+from collectived_runtime.engine.base.arenas import ResultArenas, ResultSlot
+from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted
 from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.local_rank import InputBuffers, LocalRank
 from collectived_runtime.engine.compile import negotiation

@@ -9,7 +9,7 @@ from itertools import chain
 
 from collectived_proto.errors import Code
 from collectived_runtime.auth.credentials import RejectReason, Surface
-from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.record.counters import BOUNDS
 from collectived_runtime.limits.rejections import WORKER_LIMITS, RejectionCounters
 from collectived_runtime.metrics.catalogue import WORKER_METRICS

@@ -25,7 +25,7 @@ from collectived_proto.ipc import messages
 from collectived_proto.ipc.arena import Arena
 from collectived_proto.types import GroupInfo, Verdict
 from collectived_proto.v1 import common_pb2
-from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.worker.grpc_errors import complete_verdict
 from collectived_runtime.worker.remote_ranks import uploads
 from collectived_runtime.worker.remote_ranks.in_flight import RemoteInstance

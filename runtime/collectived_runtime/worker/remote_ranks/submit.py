@@ -20,7 +20,7 @@ from collectived_proto.errors import (
 )
 from collectived_proto.ipc import messages
 from collectived_proto.v1 import worker_pb2
-from collectived_runtime.engine.base.arenas import MemoryExhausted
+from collectived_runtime.engine.base.memory_budget import MemoryExhausted
 from collectived_runtime.worker.prepared import PreparedCache, Span, Submittable, is_point_to_point
 from collectived_runtime.worker.remote_ranks.in_flight import RemoteInstance
 from collectived_runtime.worker.remote_ranks.remote_rank import RemoteRankSession

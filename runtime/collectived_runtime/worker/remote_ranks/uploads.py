@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectived_proto.ipc import messages
-from collectived_runtime.engine.base.arenas import MemoryBudget, MemoryExhausted
+from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted
 
 NO_UPLOAD = 0  # the number of an upload that nobody will read
 MAX_SPARE_BYTES = 64 << 20  # the most that a rank keeps for later,

@@ -12,14 +12,8 @@ from tests.runtime.engine.conftest import World, wait_for
 
 from collectived_proto.ipc import messages
 from collectived_proto.ipc.arena import Arena
-from collectived_runtime.engine.base.arenas import (
-    KEPT_BYTES,
-    MemoryBudget,
-    MemoryExhausted,
-    ResultArenas,
-    ResultSlot,
-    Workspace,
-)
+from collectived_runtime.engine.base.arenas import KEPT_BYTES, ResultArenas, ResultSlot, Workspace
+from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted
 from collectived_runtime.engine.base.retained import ArenaHolder
 
 LARGE = 4 * KEPT_BYTES

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from collectived_proto.ipc.arena import Arena
-from collectived_runtime.engine.base.arenas import MemoryBudget, MemoryExhausted, ResultArenas, SessionBudget
+from collectived_runtime.engine.base.arenas import ResultArenas
+from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted, SessionBudget
 from collectived_runtime.engine.base.retained import ArenaHolder
 
 SIZE = 8 << 20

@@ -30,7 +30,7 @@ from collectived_proto.types import (
     Report,
     Tier,
 )
-from collectived_runtime.engine.base.arenas import MemoryBudget, MemoryExhausted
+from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.doorbells import Doorbells

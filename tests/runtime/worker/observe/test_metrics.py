@@ -19,7 +19,7 @@ from collectived_runtime.coordinator.core import stragglers
 from collectived_runtime.coordinator.core.events import WorkerHello
 from collectived_runtime.coordinator.core.registry import GroupRun, Registry, WorkerRecord
 from collectived_runtime.coordinator.metrics import CoordinatorMetrics, collect_metrics
-from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.record.counters import (
     NOT_STARTED,
     OPERATIONS,

@@ -20,7 +20,7 @@ from collectived_proto.errors import (
 )
 from collectived_proto.ipc import arena, messages
 from collectived_proto.types import GroupInfo, Member, Verdict
-from collectived_runtime.engine.base.arenas import MemoryBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.worker.remote_ranks import uploads
 from collectived_runtime.worker.remote_ranks.in_flight import RemoteInstance
 from collectived_runtime.worker.remote_ranks.remote_rank import RemoteRankSession

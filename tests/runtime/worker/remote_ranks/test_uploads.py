@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from collectived_proto.ipc import messages
-from collectived_runtime.engine.base.arenas import MemoryBudget, MemoryExhausted, SessionBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted, SessionBudget
 from collectived_runtime.worker.remote_ranks.uploads import MAX_SPARE_BYTES, NO_UPLOAD, Uploads
 
 

@@ -1,0 +1,154 @@
+"""How much memory a worker may use in all, and each session of it; who asks for too much is refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from collectived_runtime.engine.base.retained import RetainedArenas
+
+
+class MemoryExhausted(Exception):
+    """The worker's memory is used up, or a session's share of it; says how."""
+
+
+class MemoryBudget:
+    """Bytes of shared memory, or of `what`, that the worker may use in all; shared by its threads.
+
+    Args:
+        refused: called where somebody wants too much.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        refused: Callable[[], None] = lambda: None,
+        what: str = "shared memory",
+        advice: str = "free some, or raise memory_limit of the worker",
+    ) -> None:
+        self.limit = limit
+        self._what = what
+        self._advice = advice
+        self.used = 0
+        self.retained_bytes = 0  # of arenas of results that its session still has, of groups that are over
+        self.is_closed = False  # its session has ended
+        self.retained = RetainedArenas(self.release)
+        self._refused = refused
+        self._lock = threading.Lock()
+        self._shrinkers: list[Callable[[], None]] = []
+
+    def register_shrinker(self, give: Callable[[], None]) -> None:
+        """Have `give` called, in any thread, before anybody is refused: it gives back what is only kept for later."""
+        with self._lock:
+            self._shrinkers.append(give)
+
+    def unregister_shrinker(self, give: Callable[[], None]) -> None:
+        """Forget a shrinker; one that is not known is ignored."""
+        with self._lock:
+            self._shrinkers = [known for known in self._shrinkers if known != give]
+
+    def acquire(self, size: int, *, last: bool = True) -> None:
+        """Take bytes; raise MemoryExhausted where this would be too much: with `last` a refusal, else it is retried."""
+        if not self._try_acquire(size):
+            self._shrink()
+            if self._try_acquire(size):
+                return
+            used = self.used
+            if last:
+                self._refused()
+            raise MemoryExhausted(
+                f"{size} bytes more would exceed the worker's {self.limit} bytes of {self._what}, of which {used} are "
+                f"in use: {self._advice}"
+            )
+
+    def _try_acquire(self, size: int) -> bool:
+        """Take bytes if they fit; whether they did."""
+        with self._lock:
+            fits = self.used + size <= self.limit
+            if fits:
+                self.used += size
+        return fits
+
+    def close(self) -> None:
+        """Its session has ended, and answers for nothing any more."""
+        self.is_closed = True
+        self.retained.collect()
+
+    def is_full_of_retained(self) -> bool:
+        """Whether its session keeps as many results of groups that are over as it may have memory."""
+        if self.retained_bytes >= self.limit:
+            self.retained.collect()
+        return self.retained_bytes >= self.limit
+
+    def _shrink(self) -> None:
+        self.retained.collect()
+        for give in list(self._shrinkers):
+            give()
+
+    def force_acquire(self, size: int) -> None:
+        """Take bytes whatever the limit: they are in use already."""
+        with self._lock:
+            self.used += size
+
+    def release(self, size: int) -> None:
+        with self._lock:
+            self.used -= size
+
+
+class SessionBudget(MemoryBudget):
+    """What one session may have of a budget, which is taken from there too.
+
+    Args:
+        refused, what: as of `MemoryBudget`.
+        key: of the worker's configuration, that raises the limit.
+    """
+
+    def __init__(
+        self,
+        whole: MemoryBudget,
+        limit: int,
+        refused: Callable[[], None] = lambda: None,
+        what: str = "shared memory",
+        key: str = "max_session_memory",
+    ) -> None:
+        super().__init__(limit, refused, what)
+        self._parent = whole
+        self.retained = whole.retained
+        self._key = key
+
+    def register_shrinker(self, give: Callable[[], None]) -> None:
+        super().register_shrinker(give)
+        self._parent.register_shrinker(give)
+
+    def unregister_shrinker(self, give: Callable[[], None]) -> None:
+        super().unregister_shrinker(give)
+        self._parent.unregister_shrinker(give)
+
+    def acquire(self, size: int, *, last: bool = True) -> None:
+        if size > self._room:
+            self._shrink()
+        if size > self._room:
+            if last:
+                self._refused()
+            kept = f" and {self.retained_bytes} by results of groups that are over" if self.retained_bytes else ""
+            raise MemoryExhausted(
+                f"{size} bytes more would exceed the {self.limit} bytes of {self._what} that one session may have, of "
+                f"which {self.used} are in use{kept}: close what is not needed, or raise {self._key} of the worker"
+            )
+        self._parent.acquire(size, last=last)
+        with self._lock:
+            self.used += size
+
+    @property
+    def _room(self) -> int:
+        return self.limit - self.used - self.retained_bytes
+
+    def force_acquire(self, size: int) -> None:
+        with self._lock:
+            self.used += size
+        self._parent.force_acquire(size)
+
+    def release(self, size: int) -> None:
+        with self._lock:
+            self.used -= size
+        self._parent.release(size)
