@@ -49,7 +49,7 @@ _EVENTS: dict[str, Callable[[Any, int], Event]] = {
 
 
 def event_from_proto(task: int, message: pb.WorkerMessage) -> Event | None:
-    """What a worker's message means to the mind; None for those that concern the shell alone, or are not known."""
+    """What a worker's message means to the core; None for those that concern the shell alone, or are not known."""
     name = message.WhichOneof("message")
     return _EVENTS[name](getattr(message, name), task) if name in _EVENTS else None
 

@@ -1,4 +1,4 @@
-"""The coordinator process: composes mind, shell and server, says `ready`, and stops in order."""
+"""The coordinator process: composes core, shell and server, says `ready`, and stops in order."""
 
 from __future__ import annotations
 
@@ -164,10 +164,10 @@ def _make_service(epoch: int, settings: CoordinatorSettings) -> CoordinatorServi
     limits = GroupLimits(settings.max_groups, settings.max_group_ranks)
     links = "" if settings.secret else secrets.token_hex(32)
     times = (settings.heartbeat_seconds, settings.stall_seconds)
-    mind = Coordinator(epoch, *times, settings.tune, stored, limits, link_secret=links)
+    coordinator = Coordinator(epoch, *times, settings.tune, stored, limits, link_secret=links)
     if tables:
-        return CoordinatorService(mind, settings.job, store=partial(files.store_table, tables), roll=roll)
-    return CoordinatorService(mind, settings.job, roll=roll)
+        return CoordinatorService(coordinator, settings.job, store=partial(files.store_table, tables), roll=roll)
+    return CoordinatorService(coordinator, settings.job, roll=roll)
 
 
 def _make_metrics_server(

@@ -87,10 +87,10 @@ class WorkerStream:
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
-    """Serves `collectived.v1.Coordinator` around a mind.
+    """Serves `collectived.v1.Coordinator` around its core.
 
     Args:
-        mind: decides everything.
+        coordinator: decides everything.
         job: name of the job, for status.
         address: where this coordinator is served, for status; may be set later.
         insecure: it admits everybody; likewise. restarted: another coordinator was there before; likewise.
@@ -100,7 +100,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def __init__(
         self,
-        mind: Coordinator,
+        coordinator: Coordinator,
         job: str = "",
         address: str = "",
         store: Callable[[str, tuple[Tier, ...]], None] = lambda name, table: None,
@@ -111,7 +111,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self.insecure = self.restarted = False
         self._save_table = store
         self._task_ids = roll or TaskIdFile()
-        self._coordinator = mind
+        self._coordinator = coordinator
         self._streams: dict[int, WorkerStream] = {}
         self._started = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
@@ -274,7 +274,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.INTERNAL, f"the roll of workers cannot be written: {error}")
         return coordinator_pb2.EnlistReply(task=task)
 
-    # The mind
+    # The core
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

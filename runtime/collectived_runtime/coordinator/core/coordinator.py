@@ -1,4 +1,4 @@
-"""The coordinator's mind: events and the time in, effects out; no sockets, threads or clocks.
+"""The coordinator's core: events and the time in, effects out; no sockets, threads or clocks.
 
 The shell (`service.py`) calls `step` with everything that happens, carries out the effects in order, and calls it with
 a `Tick` at the time that `next_deadline` names. All times are seconds of one monotonic clock.

@@ -1,4 +1,4 @@
-"""What the coordinator's mind hears and what it wants done, as frozen values.
+"""What the coordinator's core hears and what it wants done, as frozen values.
 
 An *event* is something that happened: a worker came, went or spoke, or time passed. An *effect* is something the shell
 is to do about it: send a *message* to a worker, write a log line, break a stream, end the process. Messages are values

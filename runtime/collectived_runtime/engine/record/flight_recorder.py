@@ -34,14 +34,14 @@ _SITE = attrgetter("prepared.collective.site")
 class MarkKind(enum.IntEnum):
     """What a mark says of the time between its two ends."""
 
-    STRAND = 1  # a pack or shard was carried out
+    TASK = 1  # a pack or shard was carried out
     FOLD = 2  # the local ranks were folded, or what they have was put in place
     SEND = 3  # from the start of a round until the system below had taken all that goes to a peer in it
     RECEIVE = 4  # from the start of a round until all of a peer was there and folded
     PRELUDE = 5  # workers told each other what comes, or lengths
 
 
-STRAND, FOLD, SEND, RECEIVE, PRELUDE = map(
+TASK, FOLD, SEND, RECEIVE, PRELUDE = map(
     int, MarkKind
 )  # for group loops: to look into an enumeration costs as much again
 
