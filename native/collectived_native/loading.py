@@ -20,17 +20,21 @@ def load_core() -> ModuleType:
     """Return the compiled core.
 
     Raises:
-        ImportError: there is none for this system or Python, or it was built from other sources than those beside it.
+        ImportError: there is none for this system or Python, it cannot be read, or it was built from other sources than
+            those beside it.
     """
     if sys.platform != "linux":
         raise ImportError(f"the native core of collectived needs Linux, not {sys.platform}: use a session over gRPC")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise ImportError("the native core of collectived does not support free-threaded builds of Python")
     path = Path(os.environ.get("COLLECTIVED_NATIVE") or BESIDE)
-    if not path.exists():
-        raise ImportError(f"the native core of collectived is not at {path}: {_advise()}", path=str(path))
-    if NAME not in sys.modules:
-        sys.modules[NAME] = _load(path)
+    try:
+        if not path.exists():
+            raise ImportError(f"the native core of collectived is not at {path}: {_advise()}", path=str(path))
+        if NAME not in sys.modules:
+            sys.modules[NAME] = _load(path)
+    except OSError as error:
+        raise ImportError(f"the native core of collectived cannot be read: {error}", path=str(path)) from error
     return sys.modules[NAME]
 
 

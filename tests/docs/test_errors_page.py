@@ -160,14 +160,23 @@ def a_group_is_used_after_it_was_left(worker: Cluster) -> errors.CollectiveError
 @provokes(errors.ResourceExhaustedError)
 def a_process_has_no_descriptor_left(worker: Cluster) -> errors.CollectiveError:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with cd.connect(worker.addresses[0]) as session, session.join("train", 1) as group:
-        group.barrier()
+    with (
+        cd.connect(worker.addresses[0]) as session,
+        pytest.MonkeyPatch.context() as patch,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        patch.setenv("COLLECTIVED_TRANSPORT", "grpc")  # so the ranks do not meet in a segment, which takes no more
+        other = cd.connect(worker.addresses[0])
+        joining = pool.submit(other.join, "train", 2, rank=1, timeout=20)
+        group = session.join("train", 2, rank=0, timeout=20)
+        joining.result(20)
         resource.setrlimit(resource.RLIMIT_NOFILE, (LOWEST_DESCRIPTORS, limits[1]))
         try:
             with pytest.raises(errors.ResourceExhaustedError) as caught:
                 group.send(np.ones(1 << 20), 0)  # has no memory of the worker yet
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            other.close()
     return caught.value
 
 

@@ -77,6 +77,12 @@ def test_another_core_can_be_named(copy: Path) -> None:
     assert "is not at /nowhere/core.so" in missing.stderr.splitlines()[-1]
 
 
+def test_a_core_that_cannot_be_looked_at_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLLECTIVED_NATIVE", "/" + 5000 * "x")  # as a folder that this user may not enter
+    with pytest.raises(ImportError, match="the native core of collectived cannot be read"):
+        load_core()
+
+
 def test_elsewhere_than_on_linux_it_is_said_what_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ImportError, match="needs Linux, not darwin: use a session over gRPC"):
