@@ -326,7 +326,10 @@ class Rank:
     def drop_sockets(self) -> Any:
         """Shuts all of this process's sockets to its worker, while the process lives on."""
         for descriptor in seqpackets() or streams():
-            with socket.socket(fileno=os.dup(descriptor)) as sock:
+            with (
+                contextlib.suppress(OSError),
+                socket.socket(fileno=os.dup(descriptor)) as sock,
+            ):  # its owner may be quicker
                 sock.shutdown(socket.SHUT_RDWR)
 
     def never_read(self) -> Any:

@@ -25,6 +25,11 @@ def elsewhere(scene: Scene) -> list[int]:
     return [rank for rank in scene.everybody if rank not in scene.cell.orphans]
 
 
+def are_by_themselves(scene: Scene) -> bool:
+    """Whether the ranks carry out their collectives themselves, in a segment."""
+    return scene.cell.workers == 1 and not scene.cell.remote
+
+
 def come_back(scene: Scene) -> None:
     """The worker is started again, as its supervisor would; its clients connect to it again."""
     scene.cluster.restart_worker(scene.cell.hit, scene.limit)
@@ -48,24 +53,22 @@ def killed(scene: Scene) -> None:
     come_back(scene)
 
 
-@fault("SIGKILL while nothing runs", "worker", hit=HIT, orphans=ORPHANS)
+@fault("SIGKILL while nothing runs", "worker", workers=(3,), hit=HIT, orphans=ORPHANS)
 def killed_idle(scene: Scene) -> None:
-    """Noticed all the same: the next call fails at once."""
+    """Noticed all the same: the next call fails at once. Ranks in a segment may carry it out before that."""
     scene.strike()
     scene.cluster.workers[scene.cell.hit].kill()
     scene.limit.until(lambda: unknown_to_coordinator(scene), "the coordinator's notice")
     scene.submit(scene.everybody)
-    scene.hear(Code.UNAVAILABLE, (VICTIM,), ranks=elsewhere(scene)) if elsewhere(scene) else None
-    scene.hear(Code.UNAVAILABLE, (), ranks=scene.cell.orphans, note=not elsewhere(scene))
+    scene.hear(Code.UNAVAILABLE, (VICTIM,), ranks=elsewhere(scene))
+    scene.hear(Code.UNAVAILABLE, (), ranks=scene.cell.orphans, note=False)
     scene.agree()
     scene.alike(scene.everybody)
     come_back(scene)
 
 
 def unknown_to_coordinator(scene: Scene) -> bool:
-    """Whether the coordinator has lost the worker; asked through another one, if there is another."""
-    if scene.cell.workers == 1:
-        return True
+    """Whether the coordinator has lost the worker; asked through another one."""
     told = scene.cluster.status(0, 2.0, local_only=False)
     return scene.cell.hit not in [worker.task for worker in told.workers if worker.connected]
 
@@ -90,11 +93,19 @@ def stopped(scene: Scene) -> None:
     worker = scene.cluster.workers[scene.cell.hit]
     worker.stop()
     scene.submit([VICTIM])
+    if are_by_themselves(scene):
+        scene.succeed(scene.everybody)
+        worker.go_on()
+        scene.limit.until(lambda: scene.cluster.connected(scene.cell.hit), "the worker's way back to the coordinator")
+        scene.again()
+        return
     if elsewhere(scene):
         scene.hear(code, within=None if scene.timeout else LOST_SECONDS + AT_ONCE_SECONDS, ranks=waiting)
         scene.agree()
     else:
-        scene.hear(code, (), ranks=waiting, within=None if scene.timeout else ASKED_SECONDS + AT_ONCE_SECONDS)
+        for rank in waiting:
+            named = (rank,) if scene.timeout else ()
+            scene.hear(code, named, ranks=[rank], within=None if scene.timeout else ASKED_SECONDS + AT_ONCE_SECONDS)
     within = None if scene.timeout else ASKED_SECONDS + AT_ONCE_SECONDS
     # A rank whose own worker does not answer by its deadline names itself, as the others do.
     named = (VICTIM,) if scene.timeout else ()
@@ -127,7 +138,7 @@ def stopped_inside(scene: Scene) -> None:
     worker.stop()
     scene.hear(code, within=None if scene.timeout else LOST_SECONDS + AT_ONCE_SECONDS)
     scene.agree()
-    scene.hear(code, (), ranks=[VICTIM], words=("worker 1 (at",), note=False)
+    scene.hear(code, (VICTIM,) if scene.timeout else (), ranks=[VICTIM], words=("worker 1 (at",), note=False)
     worker.go_on()
     scene.limit.until(lambda: scene.cluster.connected(1), "the worker's way back to the coordinator")
     scene.again()

@@ -38,7 +38,7 @@ from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken, LinkProtocolError
 
 CHANNEL = CHANNELS + 1
-LISTEN_SECONDS = 0.1
+LISTEN_SECONDS = 0.075  # with DECIDE_ALONE_SECONDS it ends before a client that hears nothing gives up
 MAX_FORWARDERS = 2  # workers that tell one that has been given up
 SEND_SECONDS = 1.0  # in which peers are reached, or not
 _FINAL = 1  # in a frame's round

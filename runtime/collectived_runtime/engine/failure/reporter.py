@@ -22,7 +22,7 @@ log = logging.getLogger("collectived.group_loop")
 
 _DEPARTURES = (ReportKind.LEFT, ReportKind.LOST, ReportKind.ABORT)
 _ANY = -1  # whatever instance comes next
-DECIDE_ALONE_SECONDS = 0.12  # how long a group loop waits for the coordinator's verdict before it decides for itself
+DECIDE_ALONE_SECONDS = 0.1  # how long a group loop waits for the coordinator's verdict before it decides for itself
 
 MISMATCH_DECIDE_ALONE_SECONDS = 1.0  # the same where nothing but the truth about who differs is waited for
 NCCL_DECIDE_ALONE_SECONDS = (
