@@ -34,7 +34,7 @@ _SITE = attrgetter("prepared.collective.site")
 class MarkKind(enum.IntEnum):
     """What a mark says of the time between its two ends."""
 
-    TASK = 1  # a pack or shard was carried out
+    STRAND = 1  # a pack or shard was carried out; the released contract calls it so
     FOLD = 2  # the local ranks were folded, or what they have was put in place
     SEND = 3  # from the start of a round until the system below had taken all that goes to a peer in it
     RECEIVE = 4  # from the start of a round until all of a peer was there and folded

@@ -85,7 +85,7 @@ def test_between_workers_folds_and_moves_are_marked_and_add_up_to_what_was_sent(
     for group_loop, other in ((here.group_loops[0], 1), (here.group_loops[1], 0)):
         (entry,) = kept(group_loop)
         kinds = [mark[0] for mark in entry.marks]
-        assert kinds[0] == MarkKind.FOLD and kinds[-1] == MarkKind.TASK
+        assert kinds[0] == MarkKind.FOLD and kinds[-1] == MarkKind.STRAND
         moves = [mark for mark in entry.marks if mark[0] in (MarkKind.SEND, MarkKind.RECEIVE)]
         assert sorted((kind, round) for kind, _, _, round, _, _, _ in moves) == [(3, 0), (3, 1), (4, 0), (4, 1)]
         assert {peer for _, _, _, _, peer, _, _ in moves} == {other}
@@ -106,9 +106,9 @@ def test_a_collective_leaves_one_record_and_few_marks_however_much_it_moves(worl
         entries = kept(group_loop, 3)
         assert [entry.instance for entry in entries] == [0, 1, 2]
         for entry in entries:
-            moves = sum(mark[0] != MarkKind.TASK for mark in entry.marks)
+            moves = sum(mark[0] != MarkKind.STRAND for mark in entry.marks)
             assert moves <= MOST_MOVES and len(entry.marks) <= MOST_MARKS
-            assert sum(mark[0] == MarkKind.TASK for mark in entry.marks) >= MOST_MARKS - MOST_MOVES
+            assert sum(mark[0] == MarkKind.STRAND for mark in entry.marks) >= MOST_MARKS - MOST_MOVES
 
 
 def test_a_record_is_a_fixed_number_of_values_and_holds_nothing_of_the_call(world: Worlds) -> None:
