@@ -33,8 +33,6 @@ _PLAIN, _COMPRESSED, _APART = b"\0", b"\1", b"\2"  # how a value is described; a
 _LENGTHS = struct.Struct("<QQ")  # of such a description, and of all of the letter
 _LEAST_SECONDS = 1e-6  # left of a deadline that has passed
 _NEUTRAL = Broadcast(0)  # in place of the operation, so that equal values have equal descriptions
-
-
 STOP_NANOSECONDS = 50_000_000  # in which the core lets go of memory after the end of a generation
 
 
@@ -98,7 +96,7 @@ class LetterCall(SegmentCall):
             self._whole = np.empty(nbytes, np.uint8)
             job.describe(None, (), (self._whole,))
             return
-        form = _parse(blob)
+        form = _parse_blob(blob)
         program = self.prepared.segment_program
         assert isinstance(program, LetterProgram)
         program.known = form, blob
@@ -201,6 +199,10 @@ def _describe(collective: Collective) -> tuple[bytes, tuple[Array, ...]]:
 
 
 @lru_cache(maxsize=1024)
+def _parse_blob(described: bytes) -> LetterForm:
+    return _parse(described)  # the same ones come again and again; those that take more than a blob are not kept
+
+
 def _parse(described: bytes) -> LetterForm:
     """
     Raises:

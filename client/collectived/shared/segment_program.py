@@ -122,10 +122,8 @@ class SegmentProgram:
             return None
         if len(blob) <= core.MAX_BLOB:
             return blob
-        if isinstance(
-            operation, Broadcast
-        ):  # only ranks without a template need it, and they are told that it is missing
-            return None
+        if isinstance(operation, Broadcast):
+            return None  # only ranks without a template need it, and they are told that it is missing
         raise ResourceExhaustedError(
             f"{operation} of {len(collective.leaves)} arrays takes {len(blob)} bytes to describe to the other ranks, "
             f"and there may be {core.MAX_BLOB}: give fewer, larger arrays"

@@ -37,7 +37,8 @@ class StackAnswers:
             threading.Thread(target=_answer, args=arguments, name=f"{OWN_THREADS}stacks", daemon=True).start()
         except (UnavailableError, RuntimeError) as error:  # no descriptor, or no thread
             log.debug("%s cannot ask what this process does: %s", worker, error)
-            self.invalidate_after_fork()
+            if self._socket is not None:
+                self._socket.close()
 
     def close(self) -> None:
         """Ends the thread, which closes the socket."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from collectived_runtime.device.gpus import Region
 from collectived_runtime.engine.base.arenas import ResultSlot
 from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
-from collectived_runtime.engine.record.flight_recorder import MOST_MARKS, PRELUDE, TASK
+from collectived_runtime.engine.record.flight_recorder import MOST_MARKS, PRELUDE, STRAND
 from collectived_runtime.engine.run.links import Links
 from collectived_runtime.engine.run.schedule import Wait
 from collectived_runtime.engine.run.task import CompletionEvent
@@ -119,7 +119,7 @@ class Execution:
     def _record_mark(self, active: _ActiveTask) -> None:
         marks = self.instance.marks
         if len(marks) < MOST_MARKS:
-            kind = PRELUDE if self.is_prelude else TASK
+            kind = PRELUDE if self.is_prelude else STRAND
             task = active.task
             marks.append((kind, task.pack_number, task.shard, 0, -1, active.started_at, time.monotonic()))
 

@@ -41,7 +41,7 @@ class MarkKind(enum.IntEnum):
     PRELUDE = 5  # workers told each other what comes, or lengths
 
 
-TASK, FOLD, SEND, RECEIVE, PRELUDE = map(
+STRAND, FOLD, SEND, RECEIVE, PRELUDE = map(
     int, MarkKind
 )  # for group loops: to look into an enumeration costs as much again
 

@@ -10,12 +10,19 @@ import numpy as np
 import pytest
 from tests.waiting import settle
 
+from collectived.calls.timeout import DEADLINE_GRACE
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.types import Member, Recv, ReportKind, Send, Verdict
 from collectived_runtime.engine.failure import peer_consensus, reporter
 from collectived_runtime.engine.failure.verdict_agreement import precedence
 from collectived_runtime.transport.link import LinkBroken
+
+
+def test_who_decides_alone_does_so_before_clients_that_hear_nothing_give_up() -> None:
+    """With time to tell the others in a third of a listening more."""
+    alone = reporter.DECIDE_ALONE_SECONDS + peer_consensus.LISTEN_SECONDS
+    assert alone + peer_consensus.LISTEN_SECONDS / 3 <= DEADLINE_GRACE
 
 
 @pytest.mark.parametrize("hosts", [(1, 1, 1), (2, 1, 2), (1, 3)], ids=str)

@@ -240,6 +240,22 @@ def test_its_memory_is_charged_and_so_is_what_members_write_into_their_parts(hos
     assert host.budget.used == 0
 
 
+def test_where_that_is_more_than_there_is_the_rank_that_has_written_most_is_let_go(host: Host) -> None:
+    for rank in range(2):
+        host.watch.offer(host.doorbells.local_ranks[rank])
+    _, knockers, _, _ = socket.recv_fds(host.ends[0], messages.MAX_MESSAGE, 1)
+    _, memories, _, _ = socket.recv_fds(host.ends[0], messages.MAX_MESSAGE, 1)
+    with mmap.mmap(memories[0], 0) as memory:
+        memory[len(memory) - (40 << 20) :] = bytes(40 << 20)  # of the last rank
+    host.budget.limit = 20 << 20
+    host.watch.look()
+    assert [host.doorbells.local_ranks[rank].closed for rank in range(2)] == [False, True]
+    for descriptor in (*knockers, *memories):
+        os.close(descriptor)
+    host.watch.close()
+    assert host.budget.used == 0
+
+
 def test_generations_add_up(host: Host) -> None:
     start = 0
     for generation in (100, 101, 102):
