@@ -161,13 +161,18 @@ class Send:
         return f"send(to={self.to}, tag={self.tag})"
 
 
+ANY_SOURCE = (1 << 32) - 1  # in place of a rank: whoever sends first
+
+
 @dataclass(frozen=True, slots=True)
 class Recv:
+    """From rank `source`; with ANY_SOURCE from whoever sends first."""
+
     source: int
     tag: int = 0
 
     def __str__(self) -> str:
-        return f"recv(source={self.source}, tag={self.tag})"
+        return f"recv(source={None if self.source == ANY_SOURCE else self.source}, tag={self.tag})"
 
 
 def _sizes_text(sizes: tuple[int, ...]) -> str:

@@ -40,6 +40,8 @@ _SUBMIT = struct.Struct("<BBHHHQQQdd")
 _SLOT = struct.Struct("<Q")
 _ADDRESS = struct.Struct("<IQ")
 _DONE = struct.Struct("<BBHIQQQ")
+_SOURCE = struct.Struct("<I")
+_WITHDRAWAL = struct.Struct("<BBxxxxxxQQ")
 _FAILED = struct.Struct("<BBxxxxxxq")
 _FREED = struct.Struct("<BxxxxxxxQQ")
 _WAITING = struct.Struct("<BxxxI")
@@ -66,8 +68,11 @@ class MessageType(enum.IntEnum):
     PING = 5  # are you there?
     FAIL = 7  # the same because of a failure of this rank: its cause (a Cause, one byte) and text follow
     EVENT = 6  # an event of a GPU, by a number and CUDA's handle of it
+    CANCEL = 8  # take a receive back, unless a message is there for it
     # worker → client, doorbell; DONE also back, of a send or recv that ranks in a segment carry out themselves
     DONE = 16  # one pack of an instance is complete
+    # The same: a receive has ended alone, with a code, and has taken nothing.
+    WITHDRAWN = 27
     FAILED = 17  # an instance ended with a verdict (a serialized collectived.v1.Verdict follows)
     PONG = 18  # with a text where memory of this rank is still in use
     WAITING_JOINERS = 21  # how many wait to join the group, from the next completion on
@@ -229,6 +234,7 @@ class Completion(NamedTuple):
     """Pack `pack` of an instance is complete; with `has_result`, it lies in result slot `slot` at (arena, offset).
 
     Where the result's layout was not known at Prepare, an outline (`ipc/result_header.py`) for this rank begins there.
+    `source` is who sent it, where a receive took what any rank sends.
     """
 
     instance: int
@@ -238,17 +244,41 @@ class Completion(NamedTuple):
     arena: int = 0
     offset: int = 0
     slot: int = 0
+    source: int | None = None
 
     def encode(self) -> bytes:
         flags = (DONE_LAST if self.is_last else 0) | (DONE_RESULT if self.has_result else 0)
-        return _DONE.pack(MessageType.DONE, flags, self.pack, self.arena, self.instance, self.slot, self.offset)
+        told = _DONE.pack(MessageType.DONE, flags, self.pack, self.arena, self.instance, self.slot, self.offset)
+        return told if self.source is None else told + _SOURCE.pack(self.source)
 
 
 def parse_done(data: bytes) -> Completion:
-    if len(data) != _DONE.size:
+    if len(data) not in (_DONE.size, _DONE.size + _SOURCE.size):
         raise MalformedMessage(f"a completion of {len(data)} bytes")
-    _, flags, pack, arena, instance, slot, offset = _DONE.unpack(data)
-    return Completion(instance, pack, bool(flags & DONE_LAST), bool(flags & DONE_RESULT), arena, offset, slot)
+    _, flags, pack, arena, instance, slot, offset = _DONE.unpack_from(data)
+    source: int | None = _SOURCE.unpack_from(data, _DONE.size)[0] if len(data) > _DONE.size else None
+    return Completion(instance, pack, bool(flags & DONE_LAST), bool(flags & DONE_RESULT), arena, offset, slot, source)
+
+
+class Withdrawal(NamedTuple):
+    """CANCEL, where `code` is 0, or WITHDRAWN with the canonical code of the error with which a receive has ended."""
+
+    generation: int
+    instance: int
+    code: int = 0
+
+    def encode(self) -> bytes:
+        kind = MessageType.WITHDRAWN if self.code else MessageType.CANCEL
+        return _WITHDRAWAL.pack(kind, self.code, self.generation, self.instance)
+
+
+def parse_withdrawal(data: bytes) -> Withdrawal:
+    if len(data) != _WITHDRAWAL.size:
+        raise MalformedMessage(f"a withdrawal of {len(data)} bytes")
+    kind, code, generation, instance = _WITHDRAWAL.unpack(data)
+    if (kind == MessageType.WITHDRAWN) != bool(code) or instance < P2P_BASE:
+        raise MalformedMessage(f"a withdrawal of instance {instance} with code {code}")
+    return Withdrawal(generation, instance, code)
 
 
 class Launched(NamedTuple):

@@ -182,26 +182,48 @@ class SubmitHeader(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., key: _Optional[int] = ..., rank: _Optional[int] = ..., generation: _Optional[int] = ..., instance: _Optional[int] = ..., collective: _Optional[_Union[_common_pb2.Collective, _Mapping]] = ..., timeout_seconds: _Optional[float] = ..., asked_seconds: _Optional[float] = ...) -> None: ...
 
 class SubmitReply(_message.Message):
-    __slots__ = ("result", "data", "waiting")
+    __slots__ = ("result", "data", "withdrawn", "waiting")
     RESULT_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     result: SubmitResult
     data: bytes
+    withdrawn: int
     waiting: int
-    def __init__(self, result: _Optional[_Union[SubmitResult, _Mapping]] = ..., data: _Optional[bytes] = ..., waiting: _Optional[int] = ...) -> None: ...
+    def __init__(self, result: _Optional[_Union[SubmitResult, _Mapping]] = ..., data: _Optional[bytes] = ..., withdrawn: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
 
 class SubmitResult(_message.Message):
-    __slots__ = ("indices", "leaves", "structure", "total")
+    __slots__ = ("indices", "leaves", "structure", "total", "source")
     INDICES_FIELD_NUMBER: _ClassVar[int]
     LEAVES_FIELD_NUMBER: _ClassVar[int]
     STRUCTURE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     indices: _containers.RepeatedScalarFieldContainer[int]
     leaves: _containers.RepeatedCompositeFieldContainer[_common_pb2.Leaf]
     structure: str
     total: int
-    def __init__(self, indices: _Optional[_Iterable[int]] = ..., leaves: _Optional[_Iterable[_Union[_common_pb2.Leaf, _Mapping]]] = ..., structure: _Optional[str] = ..., total: _Optional[int] = ...) -> None: ...
+    source: int
+    def __init__(self, indices: _Optional[_Iterable[int]] = ..., leaves: _Optional[_Iterable[_Union[_common_pb2.Leaf, _Mapping]]] = ..., structure: _Optional[str] = ..., total: _Optional[int] = ..., source: _Optional[int] = ...) -> None: ...
+
+class CancelRequest(_message.Message):
+    __slots__ = ("session", "key", "rank", "generation", "instance")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    session: bytes
+    key: int
+    rank: int
+    generation: int
+    instance: int
+    def __init__(self, session: _Optional[bytes] = ..., key: _Optional[int] = ..., rank: _Optional[int] = ..., generation: _Optional[int] = ..., instance: _Optional[int] = ...) -> None: ...
+
+class CancelReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("session", "key", "rank", "reason", "cause")

@@ -56,6 +56,11 @@ class WorkerStub(object):
                 request_serializer=collectived__proto_dot_v1_dot_worker__pb2.SubmitRequest.SerializeToString,
                 response_deserializer=collectived__proto_dot_v1_dot_worker__pb2.SubmitReply.FromString,
                 _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/collectived.v1.Worker/Cancel',
+                request_serializer=collectived__proto_dot_v1_dot_worker__pb2.CancelRequest.SerializeToString,
+                response_deserializer=collectived__proto_dot_v1_dot_worker__pb2.CancelReply.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/collectived.v1.Worker/Abort',
                 request_serializer=collectived__proto_dot_v1_dot_worker__pb2.AbortRequest.SerializeToString,
@@ -115,6 +120,14 @@ class WorkerServicer(object):
     def Submit(self, request_iterator, context):
         """"Here is my part of this collective, and I want the result." For clients without shared memory: a header, then the
         leaves' bytes; back come the results, pack by pack as they complete, each a header and then bytes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """"Take this recv back, unless a message is there for it." Its Submit says which: it ends as withdrawn, or with the
+        message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -184,6 +197,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Submit,
                     request_deserializer=collectived__proto_dot_v1_dot_worker__pb2.SubmitRequest.FromString,
                     response_serializer=collectived__proto_dot_v1_dot_worker__pb2.SubmitReply.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=collectived__proto_dot_v1_dot_worker__pb2.CancelRequest.FromString,
+                    response_serializer=collectived__proto_dot_v1_dot_worker__pb2.CancelReply.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -324,6 +342,33 @@ class Worker(object):
             '/collectived.v1.Worker/Submit',
             collectived__proto_dot_v1_dot_worker__pb2.SubmitRequest.SerializeToString,
             collectived__proto_dot_v1_dot_worker__pb2.SubmitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/collectived.v1.Worker/Cancel',
+            collectived__proto_dot_v1_dot_worker__pb2.CancelRequest.SerializeToString,
+            collectived__proto_dot_v1_dot_worker__pb2.CancelReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,142 @@
+"""Which receive takes which message. Pure.
+
+Messages of one sender, receiver and tag are taken in the order in which they have come, and no receive overtakes one
+that was posted before it: of the receives that could take a message, from its sender or from any, the first does. A
+receive from any sender takes what has come first. The native core matches the letters of a segment by the same rules.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from itertools import count
+from typing import Generic, TypeVar
+
+from collectived_proto.types import ANY_SOURCE
+
+R = TypeVar("R")
+M = TypeVar("M")
+
+
+class _Queue(Generic[R, M]):
+    """What one receiver and tag have: at most one of the two sides that match each other is not empty."""
+
+    def __init__(self) -> None:
+        self.posted: dict[int, OrderedDict[R, int]] = {}  # receives by source, and when each was posted
+        self.messages: OrderedDict[int, tuple[int, M]] = OrderedDict()  # by arrival: the sender, and what it sent
+        self.arrivals: dict[int, deque[int]] = {}  # of each sender
+
+    def pop_posted(self, source: int) -> R | None:
+        """Take out the receive that gets a message of that sender."""
+        first: tuple[int, int] | None = None
+        for wanted in (source, ANY_SOURCE):
+            receives = self.posted.get(wanted)
+            if receives:
+                when = next(iter(receives.values()))
+                first = (when, wanted) if first is None else min(first, (when, wanted))
+        if first is None:
+            return None
+        wanted = first[1]
+        receive, _ = self.posted[wanted].popitem(last=False)
+        if not self.posted[wanted]:
+            del self.posted[wanted]
+        return receive
+
+    def pop_message(self, source: int) -> tuple[int, M] | None:
+        """Take out the message that a receive from that source gets, and who has sent it."""
+        if source == ANY_SOURCE:
+            if not self.messages:
+                return None
+            _, found = self.messages.popitem(last=False)
+            arrivals = self.arrivals[found[0]]
+            arrivals.popleft()
+        else:
+            arrivals = self.arrivals.get(source, deque())
+            if not arrivals:
+                return None
+            found = self.messages.pop(arrivals.popleft())
+        if not arrivals:
+            del self.arrivals[found[0]]
+        return found
+
+
+class Matcher(Generic[R, M]):
+    """Posted receives and unexpected messages, of any number of receivers. A receive is posted once at a time."""
+
+    def __init__(self) -> None:
+        self._queues: dict[tuple[int, int], _Queue[R, M]] = {}  # by receiver and tag
+        self._places: dict[R, tuple[tuple[int, int], int]] = {}  # of posted receives: the queue, and the source
+        self._clock = count()
+
+    def post(self, receive: R, receiver: int, source: int, tag: int) -> tuple[int, M] | None:
+        """Post a receive.
+
+        Args:
+            source: a rank, or ANY_SOURCE.
+
+        Returns:
+            The sender and the message where one is there for it; None: it waits.
+        """
+        key = receiver, tag
+        queue = self._queues.setdefault(key, _Queue())
+        found = queue.pop_message(source)
+        if found is None:
+            queue.posted.setdefault(source, OrderedDict())[receive] = next(self._clock)
+            self._places[receive] = key, source
+        self._tidy(key)
+        return found
+
+    def deliver(self, message: M, receiver: int, source: int, tag: int) -> R | None:
+        """A message has come; the receive that takes it, None: it waits to be asked for."""
+        key = receiver, tag
+        queue = self._queues.setdefault(key, _Queue())
+        receive = queue.pop_posted(source)
+        if receive is None:
+            arrival = next(self._clock)
+            queue.messages[arrival] = source, message
+            queue.arrivals.setdefault(source, deque()).append(arrival)
+        else:
+            del self._places[receive]
+        self._tidy(key)
+        return receive
+
+    def withdraw(self, receive: R) -> bool:
+        """Take a posted receive back; False where it waits no more."""
+        place = self._places.pop(receive, None)
+        if place is None:
+            return False
+        key, source = place
+        receives = self._queues[key].posted[source]
+        del receives[receive]
+        if not receives:
+            del self._queues[key].posted[source]
+        self._tidy(key)
+        return True
+
+    def is_expected(self, receiver: int, source: int, tag: int) -> bool:
+        """Whether a receive waits for a message of that address."""
+        queue = self._queues.get((receiver, tag))
+        return queue is not None and (source in queue.posted or ANY_SOURCE in queue.posted)
+
+    def list_messages(self) -> Iterator[M]:
+        """The messages that nobody has asked for."""
+        for queue in self._queues.values():
+            for _, message in queue.messages.values():
+                yield message
+
+    def drop_messages(self, receiver: int) -> list[M]:
+        """Take out the messages for a receiver that asks for nothing any more."""
+        found = []
+        for key in [key for key in self._queues if key[0] == receiver]:
+            queue = self._queues[key]
+            found += [message for _, message in queue.messages.values()]
+            queue.messages.clear()
+            queue.arrivals.clear()
+            self._tidy(key)
+        return found
+
+    def _tidy(self, key: tuple[int, int]) -> None:
+        """Keep nothing of addresses at which nothing waits."""
+        queue = self._queues[key]
+        if not (queue.posted or queue.messages):
+            del self._queues[key]
