@@ -20,9 +20,9 @@ from collectived_proto.report.labels import (
     list_client_versions,
     worker_state,
 )
-from collectived_proto.report.phrases import MAX_NAMED, format_duration, ranks_text, stack_text
+from collectived_proto.report.phrases import MAX_NAMED, format_duration, peer_text, ranks_text, stack_text
 from collectived_proto.report.quantities import format_bytes
-from collectived_proto.types import Member, unscoped_name
+from collectived_proto.types import ANY_SOURCE, Member, unscoped_name
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.version import VersionRange
 
@@ -158,10 +158,11 @@ def _find_waiting(reply: pb.StatusReply, group: pb.GroupStatus) -> Iterator[Stat
             )
     for post in group.posts:
         if post.seconds > SLOW_SECONDS:
+            awaited = () if post.peer == ANY_SOURCE else (post.peer,)
             sentence = (
                 f"{told}: {post.op} of rank {post.rank}{_site_text(post.site)} has waited "
                 f"{format_duration(post.seconds)} for "
-                f"{_missing_rank_text(reply, group, post.peer)}"
+                f"{_missing_rank_text(reply, group, post.peer) if awaited else peer_text(post.peer)}"
             )
             yield StatusFinding(
                 FindingKind.MISSING,
@@ -170,7 +171,7 @@ def _find_waiting(reply: pb.StatusReply, group: pb.GroupStatus) -> Iterator[Stat
                 name,
                 group.generation,
                 age_seconds=post.seconds,
-                ranks=(post.peer,),
+                ranks=awaited,
             )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
-from collectived_proto.types import Member, RankPosition, unscoped_name
+from collectived_proto.types import ANY_SOURCE, Member, RankPosition, unscoped_name
 
 MAX_NAMED = 4  # this many are named in full; of more, the number
 FRESH_SECONDS = 1.0  # what is older is said with its age
@@ -38,6 +38,11 @@ def ranks_text(ranks: Iterable[int]) -> str:
             runs.append([rank])
     parts = [f"{run[0]}-{run[-1]}" if len(run) > MAX_NAMED else ", ".join(map(str, run)) for run in runs]
     return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts)}"
+
+
+def peer_text(peer: int) -> str:
+    """`rank 2`, or `any rank`: the other end of a send or recv"""
+    return "any rank" if peer == ANY_SOURCE else f"rank {peer}"
 
 
 def members_text(members: Sequence[Member]) -> str:

@@ -156,8 +156,8 @@ class Rank:
         self.next = following
         return number
 
-    def hear(self, timeout: float = 10.0) -> messages.Completion | tuple[int, Verdict]:
-        """The next completion or failure; arenas are taken in passing."""
+    def hear(self, timeout: float = 10.0) -> messages.Completion | messages.Withdrawal | tuple[int, Verdict]:
+        """The next completion, withdrawal or failure; arenas are taken in passing."""
         while True:
             assert select.select([self.doorbell], [], [], timeout)[0], f"rank {self.rank} heard nothing for {timeout} s"
             data, descriptors, _, _ = socket.recv_fds(self.doorbell, messages.MAX_MESSAGE, 1)
@@ -176,6 +176,8 @@ class Rank:
                 os.close(self.world.arenas.pop(messages.parse_arena(data)[0]))
             elif kind is messages.MessageType.DONE:
                 return messages.parse_done(data)
+            elif kind is messages.MessageType.WITHDRAWN:
+                return messages.parse_withdrawal(data)
             else:
                 assert kind is messages.MessageType.FAILED, kind
                 instance, raw = messages.parse_failed(data)
@@ -189,7 +191,17 @@ class Rank:
 
     def failed(self) -> tuple[int, Verdict]:
         heard = self.hear()
-        assert not isinstance(heard, messages.Completion), heard
+        assert not isinstance(heard, messages.Completion | messages.Withdrawal), heard
+        return heard
+
+    def cancel(self, number: int) -> None:
+        """Takes a recv back, unless a message is there for it."""
+        self.doorbell.send(messages.Withdrawal(self.world.group.generation, number).encode())
+
+    def withdrawn(self) -> messages.Withdrawal:
+        """What it hears of a recv that has ended alone."""
+        heard = self.hear()
+        assert isinstance(heard, messages.Withdrawal), heard
         return heard
 
     def pong(self) -> bool:

@@ -23,7 +23,7 @@ from collectived_proto.report.phrases import (
     ranks_text,
     waiting_text,
 )
-from collectived_proto.types import Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
+from collectived_proto.types import ANY_SOURCE, Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
 from collectived_runtime.coordinator.core.registry import Departure, GroupRun, Inquiry
 from collectived_runtime.verdicts import decisions
 from collectived_runtime.verdicts.decisions import Decision, split_majority
@@ -195,7 +195,10 @@ def judge_lost(generation: GroupRun, ranks: Sequence[int], cause: Cause, why: st
 def p2p_wait_warning(generation: GroupRun, report: Report, now: float) -> str:
     """The warning that a send or recv waits for its other end."""
     what = f"group {unscoped_name(generation.info.name)!r}: {report.text} on {generation.member(report.rank, now)}"
-    return f"{what} has waited for {format_duration(report.timeout_seconds)}: {_describe_peer(generation, report, now)}"
+    waited = f"{what} has waited for {format_duration(report.timeout_seconds)}"
+    if report.peer == ANY_SOURCE:
+        return f"{waited}: no rank has sent anything for it"
+    return f"{waited}: {_describe_peer(generation, report, now)}"
 
 
 def _describe_peer(generation: GroupRun, report: Report, now: float) -> str:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from collectived_proto.cause import Cause
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
-from collectived_proto.types import Report, ReportKind, Verdict, unscoped_name
+from collectived_proto.report.phrases import peer_text
+from collectived_proto.types import ANY_SOURCE, Report, ReportKind, Verdict, unscoped_name
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.failure import local_verdict
 from collectived_runtime.engine.run.links import LEFT_TEXT
@@ -162,7 +163,7 @@ class FaultReporter:
         if not self._topology.idle:
             group = unscoped_name(self._topology.group.name)
             log.warning(
-                "group %s: %s of rank %d has been waiting for rank %d for %.1f s", group, text, rank, peer, waited
+                "group %s: %s of rank %d has been waiting for %s for %.1f s", group, text, rank, peer_text(peer), waited
             )
         report = self._tracker.make_report(ReportKind.UNANSWERED, -1, rank=rank, text=text, timeout=waited)
         self._send_report(replace(report, peer=peer))
@@ -205,6 +206,12 @@ class FaultReporter:
 
     def report_if_departed(self, rank: int, peer: int, text: str) -> None:
         """A send or recv of `rank` waits for `peer`, in vain where that has left: the coordinator knows by now."""
+        if peer == ANY_SOURCE:
+            gone = self._departed_from.keys() - {rank}
+            if len(gone) == self._topology.group.size - 1:
+                for one in gone:
+                    self.report_if_departed(rank, one, text)
+            return
         if peer not in self._departed_from or self._is_announced(peer):
             return
         at, asked = self._pending_departures.get(peer, (time.monotonic() + DECIDE_ALONE_SECONDS, False))

@@ -382,7 +382,9 @@ class GroupLoop:
                 self._ranks.release(local_rank.rank, messages.parse_release(data))
                 self._doorbells.throttle(local_rank)
             case messages.MessageType.DONE:
-                self._generation.point_to_point.ops.settle(local_rank.rank, messages.parse_done(data).instance)
+                self._generation.point_to_point.settle(local_rank.rank, messages.parse_done(data).instance)
+            case messages.MessageType.CANCEL | messages.MessageType.WITHDRAWN:
+                self._generation.point_to_point.withdraw(local_rank, messages.parse_withdrawal(data))
             case messages.MessageType.LEAVE:
                 self._generation.leave(local_rank.rank)
             case messages.MessageType.ABORT | messages.MessageType.FAIL:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
-from collectived_proto.types import Recv, Send, Verdict
+from collectived_proto.types import ANY_SOURCE, Recv, Send, Verdict
 from collectived_runtime.engine.record.counters import POINT_TO_POINT
 from collectived_runtime.engine.record.group_records import GroupRecords
 from collectived_runtime.engine.submit.contracts import PreparedCollective
@@ -26,7 +26,7 @@ LAST_MESSAGES_SECONDS = 0.1  # after a verdict
 
 @dataclass(slots=True, eq=False)
 class PendingOp:
-    """A send or recv that somebody waits for. `peer` is the rank at its other end."""
+    """A send or recv that somebody waits for. `peer` is the rank at its other end, or ANY_SOURCE."""
 
     rank: int
     number: int
@@ -53,7 +53,10 @@ class PendingOp:
 
 
 class PeerReports(Protocol):
-    """What is told when something is wrong between two ranks: they are named as (rank, peer)."""
+    """What is told when something is wrong between two ranks: they are named as (rank, peer).
+
+    `peer` is ANY_SOURCE where a receive takes what any rank sends.
+    """
 
     def report_overdue(self, rank: int, peer: int, timeout: float, text: str) -> None: ...
 
@@ -67,10 +70,13 @@ class PeerReports(Protocol):
 
 
 class PendingOps:
-    """Of one generation. In the group loop's thread."""
+    """Of one generation of so many ranks. In the group loop's thread."""
 
-    def __init__(self, generation: int, reports: PeerReports, records: GroupRecords, stall_after: float) -> None:
+    def __init__(
+        self, generation: int, size: int, reports: PeerReports, records: GroupRecords, stall_after: float
+    ) -> None:
         self._generation = generation
+        self._size = size
         self._reporter = reports
         self._records = records
         self._stall_after = stall_after
@@ -119,6 +125,9 @@ class PendingOps:
         self._outstanding[post.rank] += 1
         self._set_timer(post)
 
+    def find(self, rank: int, number: int) -> PendingOp | None:
+        return self._pending.get((rank, number))
+
     def remove(self, rank: int, number: int) -> PendingOp:
         self._outstanding[rank] -= 1
         return self._pending.pop((rank, number))
@@ -135,11 +144,6 @@ class PendingOps:
         self.add(post)
         self._reporter.report_if_departed(rank, post.peer, post.description)
         return None
-
-    def settle(self, rank: int, number: int) -> None:
-        """What was watched has come."""
-        if (rank, number) in self._pending:
-            self.record(self.remove(rank, number))
 
     def drop(self, rank: int) -> None:
         """This rank waits for nothing any more."""
@@ -164,11 +168,15 @@ class PendingOps:
             times += [ending[1] for post in self._pending.values() if (ending := self.find_verdict(post)) is not None]
         return min(times)
 
-    def on_timer(self, now: float) -> None:
-        """Report what has waited for long, or beyond its deadline."""
+    def on_timer(self, now: float) -> list[PendingOp]:
+        """Report what has waited for long, and sends beyond their deadline; returns receives whose time is over."""
+        expired = []
         while self._timers and self._timers[0][0] <= now:
             post = self._pending.get(heapq.heappop(self._timers)[1:])
             if post is None:
+                continue
+            if post.deadline <= now and isinstance(post.prepared.collective.operation, Recv):
+                expired.append(post)  # it ends alone
                 continue
             if post.deadline <= now and not post.overdue:
                 post.overdue = True
@@ -176,6 +184,7 @@ class PendingOps:
             elif post.stall_at <= now:
                 self._on_stalled(post, now)
             self._set_timer(post)
+        return expired
 
     def _set_timer(self, post: PendingOp) -> None:
         if len(self._timers) > 2 * len(self._pending) + 64:  # most of them are over
@@ -206,8 +215,12 @@ class PendingOps:
             self.final_verdict = carried_out
 
     def find_verdict(self, post: PendingOp) -> tuple[Verdict, float] | None:
-        """The verdict by which a post fails, and when."""
-        return self.final_verdict or self._departure_verdicts.get(post.peer)
+        """The verdict by which a post fails, and when. A receive from any rank waits as long as one of the others is there."""
+        if self.final_verdict or post.peer != ANY_SOURCE or not self._departure_verdicts:
+            return self.final_verdict or self._departure_verdicts.get(post.peer)
+        gone = self._departure_verdicts
+        others = len(gone) - (post.rank in gone)
+        return max(gone.values(), key=lambda ending: ending[1]) if 0 < self._size - 1 == others else None
 
     def pop_failed(self, now: float) -> list[tuple[PendingOp, Verdict]]:
         """Take out what fails by now, and by which verdict; it is recorded."""
@@ -222,10 +235,11 @@ class PendingOps:
                 failed.append((post, ending[0]))
         return failed
 
-    def record(self, post: PendingOp, verdict: Verdict | None = None, nbytes: int = 0) -> None:
-        """A post has ended, well or by a verdict."""
+    def record(self, post: PendingOp, verdict: Verdict | None = None, nbytes: int = 0, code: int = 0) -> None:
+        """A post has ended: well, by a verdict, or a receive alone with that code."""
         collective = post.prepared.collective
         nbytes = nbytes or sum(leaf.nbytes for leaf in collective.leaves)
-        self._records.recorder.record_point_to_point(self._generation, post, nbytes, verdict)
-        if verdict is not None:
-            self._records.counters.count_failure(collective.operation, POINT_TO_POINT, verdict.code)
+        self._records.recorder.record_point_to_point(self._generation, post, nbytes, verdict, code)
+        code = code if verdict is None else verdict.code
+        if code:
+            self._records.counters.count_failure(collective.operation, POINT_TO_POINT, code)

@@ -2,9 +2,10 @@
 
 A letter is taken from its sender at once: into a slot of its receiver where that is local, else over a link to the
 receiver's worker, which keeps it until somebody asks for it. So two ranks that both send first and then receive both
-complete. Letters of one address (receiver, sender, tag) keep their order; a send is complete when nobody reads its
-memory any more, a recv when its letter is there. What waits when a verdict comes fails a moment later, for letters of
-a rank that has left may still be on their way; where a rank has left in order, only what waits for it.
+complete. Letters of one address (receiver, sender, tag) keep their order (`matcher.py`); a send is complete when nobody
+reads its memory any more, a recv when its letter is there. What waits when a verdict comes fails a moment later, for
+letters of a rank that has left may still be on their way; where a rank has left in order, only what waits for it. A
+receive that is cancelled, or whose time is over, ends alone: what comes later is for others.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from collectived_proto.codec import collective_from_proto
-from collectived_proto.errors import InvalidArgumentError
+from collectived_proto.errors import Code, InvalidArgumentError
 from collectived_proto.ipc import messages
-from collectived_proto.types import Recv, Send, Verdict
+from collectived_proto.types import ANY_SOURCE, Recv, Send, Verdict
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine.base import arenas
 from collectived_runtime.engine.base.arenas import ResultArenas, ResultSlot
@@ -30,6 +31,7 @@ from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.local_rank import InputBuffers, LocalRank
 from collectived_runtime.engine.compile import negotiation
 from collectived_runtime.engine.compile.program import CHANNELS
+from collectived_runtime.engine.p2p.matcher import Matcher
 from collectived_runtime.engine.p2p.pending_ops import PeerReports, PendingOp, PendingOps
 from collectived_runtime.engine.record.counters import POINT_TO_POINT
 from collectived_runtime.engine.record.group_records import GroupRecords
@@ -91,9 +93,9 @@ class PointToPoint:
         self._fail = fail
         self._broken = broken
         self._next: dict[int, int] = {}  # by rank, the number of its next post
-        self.ops = PendingOps(self._generation, reports, context.records, context.stall_after)
-        self._posted_receives: dict[letters.MessageAddress, deque[PendingOp]] = {}  # recvs whose letter has not come
-        self._unexpected: dict[letters.MessageAddress, deque[ResultSlot]] = {}  # letters that nobody has asked for
+        size = context.network.topology.group.size
+        self.ops = PendingOps(self._generation, size, reports, context.records, context.stall_after)
+        self._matcher: Matcher[PendingOp, ResultSlot] = Matcher()
         self._arriving: dict[Link, ResultSlot] = {}
         self._local_copies: deque[Iterator[Wait]] = deque()
         self._out: dict[int, SendStream] = {}  # by place
@@ -136,16 +138,33 @@ class PointToPoint:
             sources = local_rank.resolve_inputs(prepared, submission)
             self._send(local_rank, post, (post.peer, post.rank, post.tag), sources)
         else:
-            self._receive(post, (post.rank, post.peer, post.tag))
+            self._receive(post)
+
+    def withdraw(self, local_rank: LocalRank, request: messages.Withdrawal) -> None:
+        """A rank takes a receive back, or says that it has, in a segment. Where it has ended its rank is told how."""
+        post = self.ops.find(local_rank.rank, request.instance)
+        if post is None or request.generation != self._generation:
+            return
+        if self._matcher.withdraw(post):
+            self._end_receive(post, Code.CANCELLED)
+        elif request.code and isinstance(post.prepared.collective.operation, Recv):
+            self.ops.remove(post.rank, post.number)
+            self.ops.record(post, code=request.code)
+
+    def settle(self, rank: int, number: int) -> None:
+        """A rank in a segment says that what it waited for has come."""
+        post = self.ops.find(rank, number)
+        if post is not None:
+            self._matcher.withdraw(post)  # of a rank that says so though its worker carries messages
+            self.ops.record(self.ops.remove(rank, number))
 
     def drop_receiver(self, rank: int) -> None:
         """This rank asks for nothing any more; what it has sent goes on."""
-        for address in [address for address in self._unexpected if address[0] == rank]:
-            for slot in self._unexpected.pop(address):
-                self._context.results.release(slot.number, _WORKER)
+        for slot in self._matcher.drop_messages(rank):
+            self._context.results.release(slot.number, _WORKER)
         for post in self.ops.posts:
             if post.rank == rank and isinstance(post.prepared.collective.operation, Recv):
-                self._cancel_receive(self.ops.remove(rank, post.number))
+                self._matcher.withdraw(self.ops.remove(rank, post.number))
 
     def _on_peer_gone(self, task: int) -> None:
         """A worker has parted, for none of its ranks will send or receive any more."""
@@ -168,13 +187,15 @@ class PointToPoint:
 
     def on_timer(self, now: float) -> None:
         for post, verdict in self.ops.pop_failed(now):
-            self._cancel_receive(post)
+            self._matcher.withdraw(post)
             for way in self._out.values():  # its caller may use its memory again
                 way.discard(post.rank, post.number)
             if self.ops.final_verdict is not None:
                 self._local_copies.clear()
             self._fail(self._context.doorbells.local_ranks[post.rank], post.number, verdict)
-        self.ops.on_timer(now)
+        for post in self.ops.on_timer(now):
+            self._matcher.withdraw(post)
+            self._end_receive(post, Code.DEADLINE_EXCEEDED)
 
     def close(self) -> None:
         self._closed = True
@@ -182,16 +203,11 @@ class PointToPoint:
             way_out.close()
         for way_in in self._in:
             way_in.close()
-        for slot in [*self._arriving.values(), *(slot for box in self._unexpected.values() for slot in box)]:
+        for slot in [*self._arriving.values(), *self._matcher.list_messages()]:
             self._context.results.release(slot.number, _WORKER)
         self._arriving.clear()
-        self._unexpected.clear()
+        self._matcher = Matcher()
         self._local_copies.clear()
-
-    def _cancel_receive(self, post: PendingOp) -> None:
-        for asking in self._posted_receives.values():
-            if post in asking:
-                asking.remove(post)
 
     # Sending
 
@@ -244,7 +260,7 @@ class PointToPoint:
             self.ops.remove(post.rank, post.number)
             self.ops.record(post)
             self._count(post, sum(leaf.nbytes for leaf in post.prepared.collective.leaves))
-            self._send_completion(post.rank, messages.Completion(post.number, 0, True, False))
+            self._send_outcome(post.rank, post.number, messages.Completion(post.number, 0, True, False).encode())
 
     # Receiving
 
@@ -296,7 +312,7 @@ class PointToPoint:
         """Memory for a letter; where there is none, its sender is at fault."""
         receiver, sender, tag = address
         try:
-            if not self._posted_receives.get(address):
+            if not self._matcher.is_expected(*address):
                 self._check_unexpected_limit(form.size)
             return self._context.results.acquire(form.size, (_WORKER,))
         except (MemoryExhausted, OSError) as error:
@@ -305,7 +321,7 @@ class PointToPoint:
 
     def _check_unexpected_limit(self, size: int) -> None:
         """Raises MemoryExhausted where letters that nobody has asked for would take more than their share of memory."""
-        kept = sum(slot.size for box in self._unexpected.values() for slot in box)
+        kept = sum(slot.size for slot in self._matcher.list_messages())
         kept += sum(slot.size for slot in self._arriving.values())
         most = self._context.budget.limit // arenas.UNEXPECTED_MEMORY_DIVISOR
         if kept + size > most:
@@ -313,35 +329,41 @@ class PointToPoint:
 
     def _match_message(self, address: letters.MessageAddress, slot: ResultSlot) -> None:
         """A letter is there: for the first who asks."""
-        asking = self._posted_receives.get(address)
         receiver = self._context.doorbells.local_ranks.get(address[0])  # None: its join is not through yet
-        if asking:
-            self._complete_receive(asking.popleft(), slot)
-        elif receiver is not None and receiver.closed:
+        if receiver is not None and receiver.closed:
             self._context.results.release(slot.number, _WORKER)
-        else:
-            self._unexpected.setdefault(address, deque()).append(slot)
-
-    def _receive(self, post: PendingOp, address: letters.MessageAddress) -> None:
-        self.ops.add(post)
-        box = self._unexpected.get(address)
-        if box:
-            self._complete_receive(post, box.popleft())
-            if not box:
-                del self._unexpected[address]
             return
-        self._posted_receives.setdefault(address, deque()).append(post)
-        self._reporter.report_if_departed(post.rank, post.peer, post.description)
+        post = self._matcher.deliver(slot, *address)
+        if post is not None:
+            self._complete_receive(post, address[1], slot)
 
-    def _complete_receive(self, post: PendingOp, slot: ResultSlot) -> None:
+    def _receive(self, post: PendingOp) -> None:
+        self.ops.add(post)
+        found = self._matcher.post(post, post.rank, post.peer, post.tag)
+        if found is not None:
+            self._complete_receive(post, *found)
+        else:
+            self._reporter.report_if_departed(post.rank, post.peer, post.description)
+
+    def _end_receive(self, post: PendingOp, code: Code) -> None:
+        """A receive ends alone, and has taken nothing."""
         self.ops.remove(post.rank, post.number)
+        self.ops.record(post, code=code)
+        self._send_outcome(
+            post.rank, post.number, messages.Withdrawal(self._generation, post.number, code).encode()
+        )
+
+    def _complete_receive(self, post: PendingOp, sender: int, slot: ResultSlot) -> None:
+        self.ops.remove(post.rank, post.number)
+        source = sender if post.peer == ANY_SOURCE else None
+        post.peer = sender
         self.ops.record(post, nbytes=slot.size)
         self._count(post, 0)  # its sender's worker has counted it
         slot.holders.add(post.rank)
         self._context.results.release(slot.number, _WORKER)
-        self._send_completion(
-            post.rank, messages.Completion(post.number, 0, True, True, slot.arena.number, slot.offset, slot.number)
-        )
+        place = slot.arena.number, slot.offset, slot.number
+        done = messages.Completion(post.number, 0, True, True, *place, source=source)
+        self._send_outcome(post.rank, post.number, done.encode())
 
     def _count(self, post: PendingOp, nbytes: int) -> None:
         operation = post.prepared.collective.operation
@@ -349,8 +371,7 @@ class PointToPoint:
             operation, POINT_TO_POINT, nbytes, time.monotonic() - post.submitted_at
         )
 
-    def _send_completion(self, rank: int, done: messages.Completion) -> None:
+    def _send_outcome(self, rank: int, number: int, message: bytes) -> None:
         local_rank = self._context.doorbells.local_ranks[rank]
-        message = done.encode()
-        local_rank.record_outcome(done.instance, message)
+        local_rank.record_outcome(number, message)
         self._context.doorbells.send(local_rank, message)

@@ -204,11 +204,11 @@ class GroupRecorder:
         )
 
     def record_point_to_point(
-        self, generation: int, op: PointToPointOp, nbytes: int, verdict: Verdict | None = None
+        self, generation: int, op: PointToPointOp, nbytes: int, verdict: Verdict | None = None, code: int = 0
     ) -> None:
-        """A send or recv has ended, well or by that verdict."""
-        told: tuple[Any, ...] = (0, "", ()) if verdict is None else (verdict.code, verdict.message, _ranks(verdict))
-        ring = self._ring if verdict is None else self.recorder.failed
+        """A send or recv has ended: well, by that verdict, or a receive alone with that code."""
+        told: tuple[Any, ...] = (code, "", ()) if verdict is None else (verdict.code, verdict.message, _ranks(verdict))
+        ring = self.recorder.failed if told[0] else self._ring
         described, since = op.prepared, op.submitted_at
         where = (self.label, generation, op.number, described.op, ProgramSummary(nbytes=nbytes))
         arrival = ((op.rank,), (since,), (described.collective.site,))

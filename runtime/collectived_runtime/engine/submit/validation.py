@@ -6,6 +6,7 @@ from collectived_proto.devices import DeviceName
 from collectived_proto.errors import InvalidArgumentError, UnimplementedError
 from collectived_proto.ipc.messages import MAX_PACKS
 from collectived_proto.types import (
+    ANY_SOURCE,
     AllGather,
     AxisOperation,
     Broadcast,
@@ -45,7 +46,7 @@ def check(collective: Collective, group: GroupInfo, rank: int | None = None) -> 
             _check_rank("root", root, group)
         case Send(to):
             _check_rank("to", to, group)
-        case Recv(source):
+        case Recv(source) if source != ANY_SOURCE:
             _check_rank("source", source, group)
         case _:
             pass

@@ -14,7 +14,7 @@ from tests.runtime.engine.conftest import wait_for
 from collectived_proto.codec import collective_from_proto
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
-from collectived_proto.types import AllReduce, Recv, ReduceOp, ReportKind, Send
+from collectived_proto.types import ANY_SOURCE, AllReduce, Recv, ReduceOp, ReportKind, Send
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine.base import arenas
 from collectived_runtime.engine.p2p import pending_ops, point_to_point
@@ -127,24 +127,130 @@ def test_posts_do_not_count_as_instances_and_do_not_wait_for_them(world: Any, ho
 
 
 @spread
-def test_a_recv_whose_letter_does_not_come_is_reported_with_both_ends(world: Any, hosts: Any) -> None:
+@pytest.mark.parametrize("source", [0, ANY_SOURCE])
+def test_a_recv_whose_letter_does_not_come_in_time_ends_alone_and_the_letter_is_for_the_next(
+    world: Any, hosts: Any, source: int
+) -> None:
     here = world(*hosts)
-    number = here.ranks[1].post(Recv(0, 3), remaining=0.05)
-    report = here.report(ReportKind.OVERDUE)
-    assert (report.rank, report.peer, report.text) == (1, 0, "recv(source=0, tag=3) at test.py:1")
-    here.rule(here.verdict(Code.DEADLINE_EXCEEDED))
-    failed, verdict = here.ranks[1].failed()
-    assert (failed, verdict.code) == (number, Code.DEADLINE_EXCEEDED)
+    sender, receiver = here.ranks
+    number = receiver.post(Recv(source, 3), remaining=0.05)
+    generation = here.group.generation
+    assert receiver.withdrawn() == messages.Withdrawal(generation, number, Code.DEADLINE_EXCEEDED)
+    sender.post(Send(1, 3), numbers(4))
+    sender.done()
+    receiver.post(Recv(source, 3))
+    assert receiver.outlined(receiver.done())[0].ravel().tolist() == [0, 1, 2, 3]
+    assert here.reports.empty()
 
 
-def test_without_a_coordinator_the_worker_decides_about_a_recv(world: Any) -> None:
+@spread
+def test_a_recv_from_any_rank_takes_what_came_first_and_says_who_sent_it(world: Any, hosts: Any) -> None:
+    here = world(*hosts)
+    sender, receiver = here.ranks
+    asked = receiver.post(Recv(ANY_SOURCE))
+    sender.post(Send(1), numbers(3))
+    sender.done()
+    done = receiver.done()
+    assert (done.instance, done.source, done.has_result) == (asked, 0, True)
+    receiver.post(Send(1), numbers(5))  # to itself
+    receiver.done()
+    receiver.post(Recv(ANY_SOURCE))
+    done = receiver.done()
+    assert done.source == 1 and len(receiver.outlined(done)[0]) == 5
+
+
+@spread
+def test_receives_that_compete_for_a_letter_are_served_as_they_were_posted(world: Any, hosts: Any) -> None:
+    here = world(*hosts)
+    sender, receiver = here.ranks
+    asked = [receiver.post(Recv(source)) for source in (ANY_SOURCE, 0, ANY_SOURCE, 0)]
+    for count in range(4):
+        sender.post(Send(1), numbers(count))
+    found = [receiver.done() for _ in range(4)]
+    assert [done.instance for done in found] == asked
+    assert [len(receiver.outlined(done)[0]) for done in found] == [0, 1, 2, 3]
+
+
+@spread
+def test_a_cancelled_recv_takes_nothing_and_the_next_letter_is_for_the_next_recv(world: Any, hosts: Any) -> None:
+    here = world(*hosts)
+    sender, receiver = here.ranks
+    first, second = receiver.post(Recv(ANY_SOURCE)), receiver.post(Recv(0))
+    receiver.cancel(first)
+    assert receiver.withdrawn() == messages.Withdrawal(here.group.generation, first, Code.CANCELLED)
+    sender.post(Send(1), numbers(2))
+    done = receiver.done()
+    assert done.instance == second and done.source is None
+
+
+@spread
+def test_a_recv_that_is_cancelled_too_late_keeps_its_letter(world: Any, hosts: Any) -> None:
+    here = world(*hosts)
+    sender, receiver = here.ranks
+    sender.post(Send(1), numbers(2))
+    sender.done()
+    asked = receiver.post(Recv(0))
+    done = receiver.done()
+    receiver.cancel(asked)
+    receiver.cancel(asked + 100)  # which was never posted
+    receiver.post(Send(0), numbers(1))
+    assert not receiver.done().has_result  # and hears nothing of the cancels
+    assert done.instance == asked and len(receiver.outlined(done)[0]) == 2
+
+
+def test_no_letter_is_lost_however_cancels_and_letters_meet(world: Any) -> None:
     here = world(1, 1)
-    here.ranks[1].post(Recv(0), remaining=0.05)
-    _, verdict = here.ranks[1].failed()
-    assert verdict.code == Code.DEADLINE_EXCEEDED and [member.rank for member in verdict.missing] == [0]
-    members = here.group.members
-    waited = f"recv(source=0, tag=0) at test.py:1 on {members[1]} did not complete within 0.05 s"
-    assert f"{waited}: {members[0]} has not come" in verdict.message
+    sender, receiver = here.ranks
+    taken, sent = 0, 200
+    for _ in range(sent):
+        sender.post(Send(1), numbers(1, taken))
+        asked = receiver.post(Recv(ANY_SOURCE))
+        receiver.cancel(asked)
+        heard = receiver.hear()
+        taken += isinstance(heard, messages.Completion)
+    for _ in range(sent - taken):
+        receiver.post(Recv(0))
+        assert receiver.done().has_result
+    receiver.post(Recv(0), remaining=0.05)
+    assert receiver.withdrawn().code == Code.DEADLINE_EXCEEDED  # there was no other
+
+
+@spread
+def test_a_recv_from_any_rank_ends_when_all_others_have_left(world: Any, hosts: Any) -> None:
+    here = world(*hosts)
+    sender, receiver = here.ranks
+    sender.post(Send(1, 1), numbers(2))
+    sender.done()
+    number = receiver.post(Recv(ANY_SOURCE))
+    sender.doorbell.send(messages.encode_bare(messages.MessageType.LEAVE))
+    here.report(ReportKind.LEFT)
+    here.rule(replace(here.verdict(Code.ABORTED), orderly=True, missing=(here.group.members[0],)))
+    failed, verdict = receiver.failed()
+    assert (failed, verdict.code) == (number, Code.ABORTED)
+    receiver.post(Recv(ANY_SOURCE, 1))
+    assert receiver.done().source == 0  # what it had sent before is there
+
+
+def test_a_recv_from_any_rank_goes_on_while_one_of_the_others_is_there(world: Any) -> None:
+    here = world(2, 1)
+    first, second, receiver = here.ranks
+    number = receiver.post(Recv(ANY_SOURCE))
+    first.doorbell.send(messages.encode_bare(messages.MessageType.LEAVE))
+    here.report(ReportKind.LEFT)
+    here.rule(replace(here.verdict(Code.ABORTED), orderly=True, missing=(here.group.members[0],)))
+    second.post(Send(2), numbers(2))
+    done = receiver.done()
+    assert (done.instance, done.source) == (number, 1)
+
+
+def test_a_send_that_is_not_taken_in_time_is_reported_with_both_ends(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = world(2)
+    monkeypatch.setattr(point_to_point, "copy_in_stretches", without_end)
+    here.ranks[1].post(Send(0, 3), numbers(5), remaining=0.05)
+    report = here.report(ReportKind.OVERDUE)
+    assert (report.rank, report.peer, report.text) == (1, 0, "send(to=0, tag=3) at test.py:1")
 
 
 @spread
@@ -320,21 +426,22 @@ def test_a_letter_that_cannot_be_delivered_does_not_keep_its_group_loop_alive(wo
     assert here.ended.get(timeout=10) is group_loop
 
 
+def without_end(source: Any, target: Any) -> Any:
+    while True:
+        yield ()
+
+
 def test_a_post_that_is_overdue_fails_at_once_when_that_is_decided(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_ops, "LAST_MESSAGES_SECONDS", 3600.0)
+    monkeypatch.setattr(point_to_point, "copy_in_stretches", without_end)
     here = world(2)
-    here.ranks[0].post(Recv(1), remaining=0.02)
+    here.ranks[0].post(Send(1), numbers(5), remaining=0.02)
     number, verdict = here.ranks[0].failed()
     assert verdict.code == Code.DEADLINE_EXCEEDED and number >= messages.P2P_BASE
 
 
 def test_a_send_that_has_failed_is_copied_no_further(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its caller may use its memory again, and a letter of both must not arrive."""
-
-    def without_end(source: Any, target: Any) -> Any:
-        while True:
-            yield ()
-
     monkeypatch.setattr(point_to_point, "copy_in_stretches", without_end)
     here = world(2)
     here.ranks[0].post(Send(1), numbers(1000))
