@@ -10,7 +10,7 @@ from collectived.arguments import Options, ResultTerms, Terms, check_integer, wi
 from collectived.calls.prepare import ANY_VALUE, CrossDeviceTerms
 from collectived.work import Work
 from collectived_proto.options import CommunicationOptions
-from collectived_proto.types import Operation, Recv, Send
+from collectived_proto.types import ANY_SOURCE, Operation, Recv, Send
 
 _MAX_TAG = (1 << 32) - 1
 _MAX_OPERATIONS = 1024
@@ -21,7 +21,7 @@ class PointToPointCalls(ABC):
 
     rank: int
     size: int
-    _operations: dict[tuple[type, int, int], Send | Recv]  # of this generation
+    _operations: dict[tuple[type, int | None, int], Send | Recv]  # of this generation
 
     @overload
     def send(
@@ -74,7 +74,7 @@ class PointToPointCalls(ABC):
     @overload
     def recv(
         self,
-        source: int,
+        source: int | None = None,
         tag: int = 0,
         options: Options = None,
         *,
@@ -84,7 +84,7 @@ class PointToPointCalls(ABC):
     @overload
     def recv(
         self,
-        source: int,
+        source: int | None = None,
         tag: int = 0,
         options: Options = None,
         *,
@@ -93,7 +93,7 @@ class PointToPointCalls(ABC):
     ) -> Any: ...
     def recv(
         self,
-        source: int,
+        source: int | None = None,
         tag: int = 0,
         options: CommunicationOptions | None = None,
         *,
@@ -102,9 +102,15 @@ class PointToPointCalls(ABC):
         timeout: float | timedelta | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
-        """Receives what `source` sends to this rank under `tag`; see `send`.
+        """Receives what `source` sends to this rank under `tag`, or without a source what any rank sends; see `send`.
+
+        Of the receives that could take a message the one that was posted first does, whether or not it names its
+        source. A receive that times out, or is taken back by `Work.cancel`, ends alone: it has taken nothing, the group
+        goes on, and a message that comes later is for a later receive. Only where part of its message has come already,
+        and the rest does not, a timeout ends the group.
 
         Args:
+            source: a rank of this group; None: whoever sends first. `Work.source` says who that was.
             out: a nest whose arrays take the value; its structure, shapes and dtypes must be those of what comes.
 
         Returns:
@@ -112,6 +118,8 @@ class PointToPointCalls(ABC):
             tuples, namedtuples of that name and dicts. With `async_op`, a `Work` for it.
 
         Raises:
+            DeadlineExceededError: on this rank alone, nothing has come for it within its timeout; `missing` names whom
+                it waited for, and `rejoin` is False.
             ValueError: on this rank alone, what came does not fit `out`; or, without `out`, a dict of the value has
                 keys that are no literals of Python. The value is lost; the group goes on.
         """
@@ -131,18 +139,19 @@ class PointToPointCalls(ABC):
     ) -> Any:
         """Start a collective and, unless `async_op`, wait for its result; a value of `ANY_VALUE` takes what comes."""
 
-    def _find_operation(self, kind: type[Send] | type[Recv], peer: int, name: str, tag: int) -> Send | Recv:
+    def _find_operation(self, kind: type[Send] | type[Recv], peer: int | None, name: str, tag: int) -> Send | Recv:
         """Return the operation, which is checked the first time."""
-        is_plain = type(peer) is int and type(tag) is int  # others may be equal to a number without being one
+        is_any = peer is None and kind is Recv
+        is_plain = (is_any or type(peer) is int) and type(tag) is int  # others may equal a number without being one
         known = self._operations.get((kind, peer, tag)) if is_plain else None
         if known is None:
             if len(self._operations) >= _MAX_OPERATIONS:
                 self._operations.clear()
-            rank, tag = self._check_rank(peer, name), self._check_tag(tag)
-            known = self._operations[kind, rank, tag] = kind(rank, tag)
+            rank, tag = ANY_SOURCE if is_any else self._check_rank(peer, name), self._check_tag(tag)
+            known = self._operations[kind, None if is_any else rank, tag] = kind(rank, tag)
         return known
 
-    def _check_rank(self, rank: int, name: str) -> int:
+    def _check_rank(self, rank: Any, name: str) -> int:
         return check_integer(rank, name, 0, self.size - 1, f"a rank of this group, 0 to {self.size - 1}")
 
     def _check_tag(self, tag: int) -> int:

@@ -17,7 +17,7 @@ from collectived.calls.unobserved_errors import UnobservedErrors
 from collectived.values import nest
 from collectived_proto.errors import CollectiveError
 from collectived_proto.options import to_seconds
-from collectived_proto.types import Verdict
+from collectived_proto.types import ANY_SOURCE, Recv, Verdict
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -90,6 +90,29 @@ class Work(Generic[T_co]):
         """Waits as `result` does; the collective's error, or None where it went well."""
         self._wait(timeout)
         return self._failure()
+
+    @property
+    def source(self) -> int | None:
+        """Of a receive: the rank that sends what it takes; None where that is any rank, and nothing has come yet."""
+        operation = self._call.prepared.collective.operation
+        if not isinstance(operation, Recv):
+            return None
+        return self._call.source if operation.source == ANY_SOURCE else operation.source
+
+    def cancel(self) -> bool:
+        """Takes a posted receive back, unless a message is there for it already.
+
+        Returns:
+            True: it takes no message any more, which is left to later receives; `result` raises `CancelledError`, and
+            the group goes on. False: it has its message, or has ended otherwise: ask for its `result`. A send or
+            another collective cannot be taken back: False.
+        """
+        self._channel.check_usable()
+        if not isinstance(self._call.prepared.collective.operation, Recv):
+            return False
+        taken_back = self._channel.cancel_receive(self._call)
+        self._observed |= taken_back
+        return taken_back
 
     def add_done_callback(self, callback: Callable[[Work[T_co]], object]) -> None:
         """Has `callback(work)` called when the collective has ended, or soon if it has already.

@@ -61,48 +61,52 @@ class CollectiveError(Exception):
     code: Code = Code.UNKNOWN
     out_intact = True
 
-    def __init__(self, message: str = "", *, verdict: Verdict | None = None, site: str = "") -> None:
+    def __init__(
+        self, message: str = "", *, verdict: Verdict | None = None, site: str = "", about: Verdict | None = None
+    ) -> None:
+        """`about` is what is known of a failure that concerns this caller alone."""
         super().__init__(message)
         self.verdict = verdict
         self.site = site
+        self._about = verdict or about
 
     @property
     def group(self) -> str:
         """Name of the group, or ''."""
-        return self.verdict.group if self.verdict else ""
+        return self._about.group if self._about else ""
 
     @property
     def generation(self) -> int:
-        return self.verdict.generation if self.verdict else 0
+        return self._about.generation if self._about else 0
 
     @property
     def instance(self) -> int:
         """The first instance that failed; -1 where none was running."""
-        return self.verdict.instance if self.verdict else -1
+        return self._about.instance if self._about else -1
 
     @property
     def op(self) -> str:
         """The operation of that instance."""
-        return self.verdict.op if self.verdict else ""
+        return self._about.op if self._about else ""
 
     @property
     def missing(self) -> tuple[Member, ...]:
         """Ranks that did not arrive, were lost or left."""
-        return self.verdict.missing if self.verdict else ()
+        return self._about.missing if self._about else ()
 
     @property
     def differing(self) -> tuple[Member, ...]:
         """Ranks whose contract differs from the majority's."""
-        return self.verdict.differing if self.verdict else ()
+        return self._about.differing if self._about else ()
 
     @property
     def members(self) -> tuple[Member, ...]:
         """Every rank, with the last instance that it is known to have finished."""
-        return self.verdict.members if self.verdict else ()
+        return self._about.members if self._about else ()
 
     @property
     def decided_by(self) -> str:
-        return self.verdict.decided_by if self.verdict else ""
+        return self._about.decided_by if self._about else ""
 
     @property
     def rejoin(self) -> bool:

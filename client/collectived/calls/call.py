@@ -50,6 +50,7 @@ class Call:
             `DeviceCall.record_input_event`.
         is_stream_ordered: whether its caller may go on in stream order, before it has ended; see
             `DeviceCall.request_stream_order`.
+        source: of a receive from any rank that has ended well: the rank that sent what it brings.
         launched: the event of the worker that stands behind all of it on the device, while it is in flight.
     """
 
@@ -61,7 +62,7 @@ class Call:
         "_backing", "_leaves", "_input_addresses", "arrays", "has_awaiter", "callbacks", "complete", "copies_inputs",
         "copy_seconds",
         "cutoff", "generation", "instance", "launched", "out", "completed_packs", "prepared", "retired",
-        "result_buffer", "spec", "staging", "timeout", "error_sink", "verdict", "waiting",
+        "result_buffer", "source", "spec", "staging", "timeout", "error_sink", "verdict", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +82,7 @@ class Call:
         self.retired: tuple[object, ...] = ()  # what was, until it is restored
         self.launched: messages.Launched | None = None
         self.verdict: Verdict | None = None
+        self.source: int | None = None
         self.waiting = 0  # how many waited to join the group when it ended
         self.result_buffer: Any = None  # a `buffers.ResultBuffer`
         self.callbacks: list[Callable[[], object]] | None = None

@@ -33,7 +33,7 @@ from collectived.calls.described_call import DescribedCall
 from collectived.calls.device_call import DeviceCall
 from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL, LeaderFollower
 from collectived.calls.prepare import PreparedCall
-from collectived.calls.rank_state import RankState
+from collectived.calls.rank_state import LocalVerdict, RankState
 from collectived.calls.timeout import MAX_REASON_LENGTH
 from collectived.errors import DeadlineExceededError, FailedPreconditionError
 from collectived.values import nest
@@ -248,6 +248,22 @@ class RankChannel(ABC):
                 if call.has_awaiter:
                     self._give_up(call, withdrawn)
         self.callbacks.dispatch()
+
+    def cancel_receive(self, call: Call) -> bool:
+        """Take a receive back unless a message is there for it; whether that was done."""
+        if not call.complete:
+            self._request_cancel(call)
+            self._await_cancel(call)
+        verdict = call.verdict
+        return isinstance(verdict, LocalVerdict) and verdict.cause is Cause.CANCELLED
+
+    @abstractmethod
+    def _request_cancel(self, call: Call) -> None:
+        """Ask for a receive to be taken back unless a message is there for it; it ends either way."""
+
+    def _await_cancel(self, call: Call) -> None:
+        """Wait until it is known what has come of that."""
+        self.wait(call)
 
     def _cancel_call(self, call: Call) -> None:
         if self.rank_state.cancel_verdict is not None:

@@ -19,7 +19,7 @@ from collectived_proto.errors import (
     error_from_verdict,
 )
 from collectived_proto.ipc import messages
-from collectived_proto.types import GroupInfo, Member, Verdict
+from collectived_proto.types import ANY_SOURCE, GroupInfo, Member, Recv, Verdict
 
 _OWN_CAUSES = (Cause.ABORTED, *RANK_FAILURES)  # name this rank, as the others hear it
 
@@ -152,7 +152,7 @@ class RankState:
     def report_verdict(self, verdict: Verdict, site: str) -> CollectiveError:
         """Give a verdict to the caller: go on in its successor generation, if it has one, and return its error."""
         if isinstance(verdict, LocalVerdict):
-            return error_class(verdict.code)(verdict.message, site=site)
+            return error_class(verdict.code)(verdict.message, site=site, about=verdict)
         self._reported_generation = verdict.generation
         if verdict.successor and verdict.generation == self.generation:
             self.generation = verdict.successor
@@ -169,6 +169,22 @@ class RankState:
             f"within {call.timeout:g} s: {worker} has not answered; it may be stopped or overloaded"
         )
         return self.make_verdict(Cause.DEADLINE, message, call)
+
+    def make_withdrawal(self, call: Call, code: int) -> LocalVerdict:
+        """A receive has ended alone, with that code: nobody has decided anything about the group."""
+        operation = call.prepared.collective.operation
+        assert isinstance(operation, Recv)
+        members = self.group.members
+        awaited = members if operation.source == ANY_SOURCE else (members[operation.source],)
+        what = f"{call.prepared.op} ({call.display_number} of group {self.group.name!r}, {call.prepared.site})"
+        if code == Code.DEADLINE_EXCEEDED:
+            cause, who = Cause.DEADLINE, "no rank" if operation.source == ANY_SOURCE else str(awaited[0])
+            text = (
+                f"{what} did not complete within {call.timeout:g} s: {who} has sent nothing for it; the group goes on"
+            )
+        else:
+            cause, text = Cause.CANCELLED, f"{what} was cancelled before anything came for it; the group goes on"
+        return LocalVerdict.of(replace(self.make_verdict(cause, text, call), missing=awaited))
 
     def next_number(self, post: bool) -> int:
         """The number of the next collective, or send or recv; taken by `take_number`."""

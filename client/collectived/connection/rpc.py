@@ -349,6 +349,20 @@ class WorkerClient:
         """Begins a `Submit`; its replies. Only in threads of the library's."""
         return self._stub.Submit(requests, metadata=self._metadata)
 
+    def cancel_receive(self, session: bytes, key: int, rank: int, generation: int, instance: int) -> None:
+        """Takes a receive back, unless a message is there for it; its `Submit` says what has come of it.
+
+        Raises:
+            CollectiveError: the worker does not answer, or refuses.
+        """
+        request = worker_pb2.CancelRequest(
+            session=session, key=key, rank=rank, generation=generation, instance=instance
+        )
+        self._call_unary(
+            lambda: self._stub.Cancel.future(request, timeout=_RPC_TIMEOUT, metadata=self._metadata),
+            self.map_error,
+        )
+
     def abort(self, session: bytes, key: int, rank: int, reason: str, cause: Cause = Cause.UNSPECIFIED) -> RpcThread:
         """Ends a generation for all ranks; its answer comes when nothing of it runs on the worker any more."""
         request = worker_pb2.AbortRequest(session=session, key=key, rank=rank, reason=reason, cause=cause.name)

@@ -120,8 +120,15 @@ class GrpcChannel(RankChannel):
     # In threads of the library's
 
     def _on_reply(self, call: Call, incoming: IncomingResult, reply: worker_pb2.SubmitReply) -> None:
+        if reply.HasField("withdrawn"):
+            with self.mutex:
+                if not call.complete:
+                    self._end(call, self.rank_state.make_withdrawal(call, reply.withdrawn))
+            return
         if reply.HasField("result"):
             call.waiting = reply.waiting
+            if reply.result.HasField("source"):
+                call.source = reply.result.source
         try:
             packs = incoming.receive(reply)
             if not packs or incoming.block is None:
@@ -206,6 +213,10 @@ class GrpcChannel(RankChannel):
         super()._mark_lost(why, advice)
         if first:  # where the worker lives, it tells the others that this rank is gone; nobody waits for its answer
             self._rpc.abort(self._session, standing.group.key, standing.rank, why)
+
+    def _request_cancel(self, call: Call) -> None:
+        group = self.rank_state.group
+        self._rpc.cancel_receive(self._session, group.key, self.rank_state.rank, call.generation, call.instance)
 
     def _give_up(self, call: Call, verdict: Verdict) -> None:
         self._end(call, verdict)

@@ -230,6 +230,13 @@ class Doorbell(RankChannel):
         with contextlib.suppress(OSError):  # where the worker lives, it tells the others that this rank is gone
             self._socket.shutdown(socket.SHUT_RDWR)
 
+    def _request_cancel(self, call: Call) -> None:
+        message = messages.Withdrawal(call.generation, call.instance).encode()
+        if not (self._is_lost or seqpacket.send(self._socket, message, _SEND_TIMEOUT)):
+            with self.mutex:
+                self._mark_lost("it takes no more messages")
+            self.callbacks.dispatch()
+
     def _give_up(self, call: Call, verdict: Verdict) -> None:
         self._in_flight.end(call, verdict, retire=True)
 

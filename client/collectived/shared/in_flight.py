@@ -83,6 +83,8 @@ class InFlightCalls:
             os.close(descriptor)
         if kind is messages.MessageType.FAILED:
             self._on_failed(*messages.parse_failed(message), messages.is_in_use(message))
+        elif kind is messages.MessageType.WITHDRAWN:
+            self._on_withdrawn(messages.parse_withdrawal(message))
         elif kind is messages.MessageType.LAUNCHED:
             self._on_launched(messages.parse_launched(message))
         elif kind is messages.MessageType.PONG:
@@ -105,7 +107,7 @@ class InFlightCalls:
             ):  # the worker is done with it all the same, of the latest generation that had it
                 self._on_freed(max(retired))
             return
-        prepared = call.prepared
+        prepared, call.source = call.prepared, done.source
         if done.has_result and call.result_buffer is None:
             slot = self.results.open_slot(done)
             if prepared.result_spec is None:
@@ -142,6 +144,14 @@ class InFlightCalls:
             covered = verdict.from_instance <= call.instance < messages.P2P_BASE or call.instance == instance
             if call.generation == verdict.generation and covered:
                 self.end(call, verdict, retire=in_use and call.instance == instance)
+
+    def _on_withdrawn(self, told: messages.Withdrawal) -> None:
+        """A receive has ended alone."""
+        call = self.calls.get(told.instance)
+        if call is None or call.generation != told.generation:
+            self._on_freed((told.generation, told.instance))
+        else:
+            self.end(call, self._rank_state.make_withdrawal(call, told.code))
 
     def _on_freed(self, number: tuple[int, int]) -> None:
         """The worker reads and writes nothing of that generation and instance any more."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import socket
 import threading
 from collections.abc import Callable
@@ -30,15 +29,16 @@ from collectived.errors import DeadlineExceededError, UnavailableError
 from collectived.shared import seqpacket
 from collectived.shared.doorbell import Doorbell
 from collectived.shared.segment_call import SegmentCall
+from collectived.shared.segment_engines import SegmentEngines
 from collectived.shared.segment_letters import STOP_NANOSECONDS, Announcements, LetterCall
 from collectived.shared.segment_program import SegmentProgram
 from collectived.shared.segment_reasons import word_end
 from collectived.shared.segment_repeats import RUN_SECONDS, Repeats
 from collectived.values import nest
 from collectived.values.leaves import Array
-from collectived_native import core, segment
-from collectived_native.segment import Geometry
+from collectived_native import core
 from collectived_proto.deadline import Deadline
+from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.rows import lacks_axis
 from collectived_proto.types import GroupInfo, Operation, Verdict
@@ -49,6 +49,7 @@ _VERDICT_TIMEOUT = 2.0  # seconds in which a worker that lives says why nothing 
 _DEADLINE_VERDICT_TIMEOUT = 0.09  # the same after a deadline, which the worker has noticed before
 _PACK_INTERVAL = 0.001  # seconds between two looks at the packs of a call that are complete
 _COLLECT_SECONDS = 1.0
+_CANCEL_INTERVAL = 0.001  # the same between two looks at what has come of a cancel
 
 
 class SegmentChannel(Doorbell):
@@ -58,12 +59,9 @@ class SegmentChannel(Doorbell):
         super().__init__(sock, group, rank, worker)
         self._in_flight.on_segment = self._on_segment
         self._size = group.size
-        self._engines: dict[int, core.Engine] = {}  # by generation: this one, and one that is to follow
-        self._seat = -1
-        self._knocker = -1
+        self._engines = SegmentEngines()
         self._describing = threading.Lock()
         self._has_describer = False  # under `mutex`
-        self._is_declined = False
         self._repeats = Repeats()
         self._post_numbers = count(messages.P2P_BASE)
         self._collectives: WeakValueDictionary[int, SegmentCall] = WeakValueDictionary()  # of those in flight
@@ -79,7 +77,7 @@ class SegmentChannel(Doorbell):
             UnavailableError: it does not come in time, or the worker is lost.
         """
         end = monotonic() + timeout
-        while (engine := self._engines.get(self.rank_state.generation)) is None and not self._is_declined:
+        while (engine := self._engines.get(self.rank_state.generation)) is None and not self._engines.is_declined:
             if self._is_lost or not self._read_once(end):
                 raise UnavailableError(
                     f"{self._worker} has not said within {timeout:g} s where the ranks of group "
@@ -90,7 +88,7 @@ class SegmentChannel(Doorbell):
     def make_call(
         self, prepared: PreparedCall, arrays: list[Array], located: list[ArenaAddress | None] | None, spec: nest.Spec
     ) -> Call:
-        if self._is_declined:
+        if self._engines.is_declined:
             return super().make_call(prepared, arrays, located, spec)
         return (LetterCall if prepared.is_p2p else SegmentCall)(prepared, arrays, spec)
 
@@ -106,7 +104,7 @@ class SegmentChannel(Doorbell):
         if engine is None:
             raise UnavailableError(f"{self._worker} cannot let the ranks of this group go on in shared memory; rejoin")
         if isinstance(call, LetterCall):
-            return self._post(call, engine)
+            return self._post(call, engine, deadline)
         if lacks_axis(call.prepared.collective):
             self._dispute(call, engine)
             return True
@@ -128,7 +126,7 @@ class SegmentChannel(Doorbell):
         with self.mutex:
             call.assign_instance(self.rank_state.generation, engine.next_instance())
             self._calls[call.instance] = call
-        engine.abort(core.MISMATCH, self._seat)
+        engine.abort(core.MISMATCH, self._engines.seat)
         self._fail(call, core.MISMATCH)
 
     def _start(
@@ -186,13 +184,13 @@ class SegmentChannel(Doorbell):
 
     # Sends and receives
 
-    def _post(self, call: LetterCall, engine: core.Engine) -> bool:
+    def _post(self, call: LetterCall, engine: core.Engine, deadline: Deadline | None) -> bool:
         """Start a send or receive; False, and nothing is done, where there is no room."""
         with self.mutex:
             if not self._has_room(True):
                 return False
             call.assign_instance(self.rank_state.generation, next(self._post_numbers))  # it may be on its way
-        job = call.start(engine)
+        job = call.start(engine, 0 if deadline is None else max(int(deadline.remaining() * 1e9), 1))
         if job is None:
             call.end()
         else:
@@ -206,13 +204,37 @@ class SegmentChannel(Doorbell):
                 call.unpack()
         except (MemoryError, ValueError) as error:
             self._refuse(error)
+        self._end_letter(call, None, messages.Completion(call.instance, 0, True, False).encode())
+
+    def _on_withdrawn(self, call: LetterCall, code: Code) -> None:
+        """A receive has ended alone, and has taken nothing."""
+        told = messages.Withdrawal(call.generation, call.instance, code).encode()
+        self._end_letter(call, self.rank_state.make_withdrawal(call, code), told)
+
+    def _end_letter(self, call: LetterCall, verdict: Verdict | None, told: bytes) -> None:
+        """End a send or receive, and tell the worker where that knows that it waits."""
         with self.mutex:
-            ended = not call.complete
-            self._end_call(call, None)
-        done = messages.Completion(call.instance, 0, True, False).encode()
-        if ended and call.is_announced and not self._send(done, call):
+            ended, job = not call.complete, call.job
+            if job is not None and verdict is None:
+                call.source = job.source()
+            self._end_call(call, verdict)
+        if ended and call.is_announced and not self._send(told, call):
             with self.mutex:
                 self._mark_lost("it takes no more messages")
+
+    def _request_cancel(self, call: Call) -> None:
+        if not isinstance(call, LetterCall):
+            super()._request_cancel(call)
+        elif (job := call.job) is not None:
+            call.is_cancelled = True
+            job.cancel()
+
+    def _await_cancel(self, call: Call) -> None:
+        if not isinstance(call, LetterCall):
+            super()._await_cancel(call)
+            return
+        while not call.complete and (job := call.job) is not None and job.source() < 0:
+            self.wait(call, until=monotonic() + _CANCEL_INTERVAL)
 
     def _adopt(self, call: SegmentCall, job: core.Job, engine: core.Engine) -> None:
         """Look after a call that has not completed at once."""
@@ -234,7 +256,7 @@ class SegmentChannel(Doorbell):
     def _look_after(self, call: LetterCall, job: core.Job, engine: core.Engine) -> None:
         """Have a send or receive told of, and go on, whoever waits for it."""
         state = job.state()
-        if state in (core.COMPLETE, core.DESCRIBE):
+        if state in (core.COMPLETE, core.DESCRIBE, core.EXPIRED):
             self._on_state(call, job, state)
         elif not call.copies_inputs:  # it has waited for a while
             self._announcements.announce(call)
@@ -268,12 +290,13 @@ class SegmentChannel(Doorbell):
                     self._leader_follower.wait_as_follower(call, packs, until)
                 else:
                     is_letter = isinstance(call, LetterCall)
-                    left = (min(until, call.cutoff) if is_letter else until) - monotonic()
+                    is_send = is_letter and not call.prepared.receives
+                    left = (min(until, call.cutoff) if is_send else until) - monotonic()
                     if packs != ALL_PACKS and not is_letter:
                         left = min(left, _PACK_INTERVAL)
                     self._on_state(call, job, job.wait(-1 if left == math.inf else max(0, int(left * 1e9))))
                     call.count_packs()
-                    if is_letter:  # of a collective the core watches the deadline
+                    if is_send:  # of all others the core watches the deadline
                         self._check_cutoff(call)
                 if until != math.inf and monotonic() >= until:
                     return
@@ -294,6 +317,9 @@ class SegmentChannel(Doorbell):
             self.callbacks.dispatch()
         elif state == core.DESCRIBE:
             self._describe(call, job)
+        elif isinstance(call, LetterCall) and (code := call.find_withdrawal(state)) is not None:
+            self._on_withdrawn(call, code)
+            self.callbacks.dispatch()
         elif state > 0:
             self._fail(call, state)
         else:
@@ -332,7 +358,7 @@ class SegmentChannel(Doorbell):
                 continue
             if state == core.DESCRIBE:
                 self._describe(call, job)
-            elif letter is not None and state in (core.COMPLETE, core.NO_ROOM):
+            elif letter is not None and state in (core.COMPLETE, core.NO_ROOM, core.EXPIRED, core.CANCELLED):
                 self._on_state(call, job, state)
             elif letter is not None and state > 0:
                 self._announcements.announce(letter)  # the worker says why
@@ -345,7 +371,7 @@ class SegmentChannel(Doorbell):
             try:
                 call.describe(job)
             except BaseException as error:
-                self._engines[call.generation].abort(core.FAILED, self._seat)
+                self._engines[call.generation].abort(core.FAILED, self._engines.seat)
                 if not isinstance(error, (MemoryError, ValueError)):
                     raise
                 self._refuse(error)
@@ -383,7 +409,7 @@ class SegmentChannel(Doorbell):
             self.callbacks.dispatch()
             return
         if reason == core.NO_ROOM:
-            self._end_generation(word_end(self.rank_state, call, reason, self._seat), self._cutoff_ack_timeout)
+            self._end_generation(word_end(self.rank_state, call, reason, self._engines.seat), self._cutoff_ack_timeout)
             return
         if isinstance(call, LetterCall):
             self._announcements.announce(call)
@@ -430,7 +456,7 @@ class SegmentChannel(Doorbell):
         engine = self._engines.get(self.rank_state.generation)
         if engine is not None:
             interrupted = self.rank_state.interrupted_generation == self.rank_state.generation
-            engine.abort(core.INTERRUPTED if interrupted else core.ABORTED, self._seat)
+            engine.abort(core.INTERRUPTED if interrupted else core.ABORTED, self._engines.seat)
         try:
             self._await_jobs()
         finally:
@@ -453,47 +479,17 @@ class SegmentChannel(Doorbell):
             super()._give_up(call, verdict)
 
     def _close(self) -> None:
-        for generation, engine in self._engines.items():
-            engine.leave()
-            if generation == self.rank_state.generation:
-                complete = engine.verdict()[0]
-                self.rank_state.last_finished = max(self.rank_state.last_finished, complete - 1)
-        self._detach()  # before its socket is closed, at which the core looks
+        self._engines.leave()
+        engine = self._engines.get(self.rank_state.generation)
+        if engine is not None:
+            self.rank_state.last_finished = max(self.rank_state.last_finished, engine.verdict()[0] - 1)
+        self._engines.detach()  # before its socket is closed, at which the core looks
         super()._close()
-
-    def _detach(self) -> None:
-        while self._engines:
-            self._engines.popitem()[1].detach()
-        if self._knocker >= 0:
-            os.close(self._knocker)
-            self._knocker = -1
 
     def invalidate_after_fork(self, why: str) -> None:
         super().invalidate_after_fork(why)
-        self._engines.clear()  # which belong to the parent: the core lets nobody touch them here
-
-    # Segments
+        self._engines.forget()
 
     def _on_segment(self, message: bytes, descriptor: int) -> None:
-        """Take in where the ranks of a generation meet. Under the mutex."""
-        try:
-            kind = messages.parse_type(message)
-            if kind is messages.MessageType.NO_SEGMENT:
-                self._is_declined = True
-                return
-            if kind is messages.MessageType.KNOCKER:
-                if self._knocker >= 0:
-                    os.close(self._knocker)
-                self._knocker, descriptor = descriptor, -1
-                return
-            given = messages.parse_segment(message)
-            for generation in [known for known in self._engines if known < self.rank_state.generation]:
-                self._engines.pop(generation).detach()
-            self._seat = given.seat
-            geometry = Geometry.decode(given.geometry)
-            self._engines[given.generation] = segment.attach(
-                descriptor, geometry, given.seat, knock=self._knocker, doorbell=self._socket.fileno()
-            )
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
+        """Under the mutex."""
+        self._engines.take_in(message, descriptor, self.rank_state.generation, self._socket.fileno())

@@ -25,9 +25,10 @@ from collectived.shared.segment_plan import MAX_ROOT_VALUE_BYTES, Schedule
 from collectived.values import nest
 from collectived.values.leaves import Array
 from collectived_native import core
+from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.numpy_types import to_numpy
-from collectived_proto.types import Broadcast, Collective, Recv, Send, Verdict
+from collectived_proto.types import ANY_SOURCE, Broadcast, Collective, Recv, Send, Verdict
 
 _PLAIN, _COMPRESSED, _APART = b"\0", b"\1", b"\2"  # how a value is described; apart: by the first bytes of the letter
 _LENGTHS = struct.Struct("<QQ")  # of such a description, and of all of the letter
@@ -51,6 +52,8 @@ class LetterProgram:
         self.engine = engine
         self.sends = isinstance(operation, Send)
         self.peer = operation.to if isinstance(operation, Send) else operation.source
+        if self.peer == ANY_SOURCE:
+            self.peer = -1  # the core's word for it
         self.tag = operation.tag
         self.known: tuple[LetterForm, bytes] | None = None
         self.preface: tuple[Array, ...] = ()
@@ -63,31 +66,32 @@ class LetterCall(SegmentCall):
     """
     Attributes:
         is_announced: whether the worker has been told that it waits.
+        is_cancelled: whether its caller has taken it back, if nothing had come for it by then.
         began: when it was seen first that it does.
     """
 
-    __slots__ = ("_description_bytes", "_whole", "began", "is_announced")
+    __slots__ = ("_description_bytes", "_whole", "began", "is_announced", "is_cancelled")
 
     def __init__(self, prepared: PreparedCall, arrays: list[Array], spec: nest.Spec) -> None:
         super().__init__(prepared, arrays, spec)
-        self.is_announced = False
+        self.is_announced = self.is_cancelled = False
         self.began = 0.0
         self._whole: Array | None = None  # a letter that begins with its description
         self._description_bytes = 0
 
-    def start(self, engine: core.Engine) -> core.Job | None:
-        """Send it, or begin to receive; None where that is done at once."""
+    def start(self, engine: core.Engine, nanoseconds: int) -> core.Job | None:
+        """Send it, or receive within so many nanoseconds, 0 for any; None where that is done at once."""
         program = self.prepared.segment_program
         if not isinstance(program, LetterProgram) or program.engine is not engine:
             program = self.prepared.segment_program = LetterProgram(engine, self.prepared)
         mode = core.NOTIFYING if self.copies_inputs else core.BLOCKING
         if program.known is None:
-            return engine.receive(program.peer, program.tag, None, 0, None, mode)
+            return engine.receive(program.peer, program.tag, None, nanoseconds, None, mode)
         form, blob = program.known
         inputs, outputs = self.make_buffers(form)
         if program.sends:
             return engine.send(program.peer, program.tag, program.preface + inputs, 0, blob, mode)
-        return engine.receive(program.peer, program.tag, outputs, 0, blob, mode)
+        return engine.receive(program.peer, program.tag, outputs, nanoseconds, blob, mode)
 
     def describe(self, job: core.Job) -> None:
         (blob,) = job.blobs()
@@ -118,6 +122,12 @@ class LetterCall(SegmentCall):
         for result in self._results:
             result[...] = whole[at : at + result.nbytes].view(result.dtype).reshape(result.shape)
             at += result.nbytes
+
+    def find_withdrawal(self, state: int) -> Code | None:
+        """Where by this state of its job it has ended alone: with which code."""
+        if state == core.EXPIRED:
+            return Code.DEADLINE_EXCEEDED
+        return Code.CANCELLED if state == core.CANCELLED and self.is_cancelled else None
 
     def end(self, verdict: Verdict | None = None, retire: bool = False) -> None:
         super().end(verdict, retire)
@@ -153,7 +163,8 @@ class Announcements:
 
     def announce(self, call: LetterCall) -> None:
         left = call.cutoff - DEADLINE_GRACE - monotonic()
-        remaining = 0.0 if left == math.inf else max(left, _LEAST_SECONDS)
+        # A receive ends alone, by the clock of the core.
+        remaining = 0.0 if left == math.inf or call.prepared.receives else max(left, _LEAST_SECONDS)
         submit = messages.Submit(
             call.generation, call.prepared.id, call.instance, remaining, False, (), timeout=call.timeout
         )

@@ -67,7 +67,7 @@ class Repeat(NamedTuple):
         into = self._find_result(form.schedule.results[0], None, out)
         if into is NOT_REPEATED:
             return None
-        job = program.engine.receive(program.peer, program.tag, (into,), 0, blob, core.BLOCKING)
+        job = program.engine.receive(program.peer, program.tag, (into,), self.nanoseconds, blob, core.BLOCKING)
         return into if into.ndim or out is not None or job is not None else into[()], into, form, job
 
     def _find_result(self, result: tuple[np.dtype[Any], tuple[int, ...]] | None, value: Array | None, out: Any) -> Any:

@@ -483,7 +483,7 @@ static PyMethodDef job_methods[] = {
     {"slot", job_slot, METH_NOARGS, "Where the result lies in common memory; -1: in the outputs."},
     {"phases_done", job_phases_done, METH_NOARGS, "Phases that are delivered, -1: all."},
     {"blobs", job_blobs, METH_NOARGS, "What each seat has said in the first tick."},
-    {"source", job_source, METH_NOARGS, "Of a receive: who sent; -1: not known yet."},
+    {"source", job_source, METH_NOARGS, "Of a receive: who has sent what it takes; -1: it is not matched."},
     {"cancel", job_cancel, METH_NOARGS, "Withdraw a receive that is not matched; wait for what comes of it."},
     {"abandon", job_abandon, METH_NOARGS, "End a send or receive wherever it would wait, for the generation is over."},
     FAST_METHOD("describe", job_describe, "Say what to do with what others have told."),

@@ -51,7 +51,7 @@ static struct held *hold_letter(enum kind kind, PyObject *leaves, const struct r
 }
 
 static PyObject *submit(Engine *e, struct held *h, long mode, u64 bytes) {
-    if (mode == BLOCKING && h->job.letter.peer >= 0) return carry_out(e, h, bytes); /* else the job says who sent */
+    if (mode == BLOCKING) return carry_out(e, h, bytes);
     PyObject *job = start(e, h, mode == NOTIFYING);
     if (job) engine_entrust(e->engine, &h->job);
     return job;
@@ -80,8 +80,14 @@ PyObject *engine_receive(PyObject *self, PyObject *const *args, Py_ssize_t count
 }
 
 PyObject *job_source(PyObject *self, PyObject *unused) {
+    Job *job = (Job *)self;
+    const struct job *j = &job->held->job;
+    struct engine *e = job->engine->engine;
     (void)unused;
-    return PyLong_FromLong(((Job *)self)->held->job.letter.peer);
+    pthread_mutex_lock(&e->lock); /* under which it is said to be matched, after all else */
+    int peer = j->stage != QUEUED && j->letter.slot >= 0 ? j->letter.peer : -1;
+    pthread_mutex_unlock(&e->lock);
+    return PyLong_FromLong(peer);
 }
 
 static PyObject *withdraw(PyObject *self, int how) {

@@ -44,7 +44,7 @@ VIEW_METHODS = frozenset(
 # What a client token is good for beside these, and what guests of another user may do.
 USE_METHODS = frozenset(
     f"/collectived.v1.Worker/{method}"
-    for method in ("OpenSession", "Join", "Prepare", "Submit", "Abort", "Leave", "TellStack")
+    for method in ("OpenSession", "Join", "Prepare", "Submit", "Cancel", "Abort", "Leave", "TellStack")
 )
 _METHOD_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
 HANDLER_FACTORIES = {

@@ -212,6 +212,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             raise
 
     @_translate_errors
+    async def Cancel(
+        self, request: worker_pb2.CancelRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.CancelReply:
+        rank = self._sessions.find(request.session).find_remote_rank(request.key, request.rank)
+        rank.remote.cancel((request.generation, request.instance))
+        return worker_pb2.CancelReply()
+
+    @_translate_errors
     async def Abort(
         self, request: worker_pb2.AbortRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.AbortReply:

@@ -28,50 +28,6 @@ def receive_with(how: str, group: cd.Group, source: int, **terms: Any) -> Any:
     return work.result()
 
 
-@pytest.mark.parametrize("timeout", [0.003, 0.4])
-@pytest.mark.parametrize("how", ["blocking", "async"])
-def test_a_recv_that_is_overdue_names_its_source_on_all_ranks(
-    cluster: Any, workers: int, how: str, timeout: float
-) -> None:
-    began = threading.Event()
-
-    def body(group: cd.Group) -> Any:
-        if group.rank == 0:
-            began.set()
-            with pytest.raises(cd.errors.DeadlineExceededError) as caught:
-                receive_with(how, group, 1, tag=3, timeout=timeout)
-        else:
-            began.wait(20)
-            with pytest.raises(cd.errors.DeadlineExceededError) as caught:
-                group.barrier(timeout=30)
-        return str(caught.value).splitlines()[0], [member.rank for member in caught.value.missing]
-
-    first, *others = cluster.run(3, body)
-    assert "recv(source=1, tag=3)" in first[0] and f"within {timeout:g} s" in first[0]
-    assert first[1] == [1] and others == [first, first]
-
-
-def test_a_recv_for_which_nobody_waits_is_overdue_all_the_same(cluster: Any, workers: int) -> None:
-    heard = threading.Event()
-
-    def body(group: cd.Group) -> list[int]:
-        if group.rank == 0:
-            earlier = group.recv(1, tag=1, async_op=True)  # for ever
-            time.sleep(0.1)  # by now whoever looks after it sleeps for long
-            work = group.recv(1, async_op=True, timeout=0.2)
-            assert heard.wait(20)
-            assert earlier.exception() is not None
-            error = work.exception()
-            assert isinstance(error, cd.errors.DeadlineExceededError)
-            return [member.rank for member in error.missing]
-        with pytest.raises(cd.errors.DeadlineExceededError, match=r"recv\(source=1, tag=0\)") as caught:
-            group.barrier(timeout=30)
-        heard.set()
-        return [member.rank for member in caught.value.missing]
-
-    assert cluster.run(2, body) == [[1], [1]]
-
-
 def test_who_leaves_ends_only_what_waits_for_it(cluster: Any, workers: int) -> None:
     left = threading.Event()
 

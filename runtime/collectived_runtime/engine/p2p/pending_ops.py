@@ -215,7 +215,10 @@ class PendingOps:
             self.final_verdict = carried_out
 
     def find_verdict(self, post: PendingOp) -> tuple[Verdict, float] | None:
-        """The verdict by which a post fails, and when. A receive from any rank waits as long as one of the others is there."""
+        """The verdict by which a post fails, and when.
+
+        A receive from any rank waits as long as one of the others is there.
+        """
         if self.final_verdict or post.peer != ANY_SOURCE or not self._departure_verdicts:
             return self.final_verdict or self._departure_verdicts.get(post.peer)
         gone = self._departure_verdicts

@@ -349,9 +349,7 @@ class PointToPoint:
         """A receive ends alone, and has taken nothing."""
         self.ops.remove(post.rank, post.number)
         self.ops.record(post, code=code)
-        self._send_outcome(
-            post.rank, post.number, messages.Withdrawal(self._generation, post.number, code).encode()
-        )
+        self._send_outcome(post.rank, post.number, messages.Withdrawal(self._generation, post.number, code).encode())
 
     def _complete_receive(self, post: PendingOp, sender: int, slot: ResultSlot) -> None:
         self.ops.remove(post.rank, post.number)

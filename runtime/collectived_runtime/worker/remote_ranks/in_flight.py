@@ -20,6 +20,7 @@ class RemoteInstance:
         upload: where its value lies. slot: the result slot that this rank holds for it, 0 for none.
         is_over: whether its group loop has said the last about it.
         abandoned: whether nobody waits for it any more.
+        withdrawn: the code with which a receive has ended alone; 0 for none.
         waiting_joiners: how many waited to join the group when it was complete.
     """
 
@@ -30,19 +31,22 @@ class RemoteInstance:
     slot: int = 0
     is_over: bool = False
     abandoned: bool = False
+    withdrawn: int = 0
     waiting_joiners: int = 0
     _completions: deque[messages.Completion] = field(default_factory=deque)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _make_lost_error: Callable[[], CollectiveError] | None = None
 
-    async def next_completion(self) -> messages.Completion:
-        """The next pack that is complete.
+    async def next_completion(self) -> messages.Completion | None:
+        """The next pack that is complete; None of a receive that has ended alone.
 
         Raises:
             CollectiveError: the collective failed, or its rank is lost.
         """
         while not self._completions:
             self.raise_if_failed()
+            if self.withdrawn:
+                return None
             self._changed.clear()
             await self._changed.wait()
         self.raise_if_failed()
@@ -60,6 +64,11 @@ class RemoteInstance:
             self.slot = done.slot
         self.is_over = done.is_last
         self._completions.append(done)
+        self._changed.set()
+
+    def on_withdrawn(self, code: int) -> None:
+        self.withdrawn = code
+        self.is_over = True
         self._changed.set()
 
     def on_failed(self, verdict: Verdict) -> None:

@@ -17,6 +17,7 @@ from collectived_proto.errors import (
     AbortedError,
     CollectiveError,
     FailedPreconditionError,
+    InvalidArgumentError,
     ResourceExhaustedError,
     UnavailableError,
     error_from_verdict,
@@ -79,6 +80,7 @@ class RemoteRankSession:
         self._abort_reasons: dict[int, str] = {}  # by generation: why
         self._open_streams = [0, 0]  # submissions that are under way, sends and recvs last
         self._instances: dict[InstanceKey, RemoteInstance] = {}
+        self._early_cancels: set[InstanceKey] = set()  # of receives whose turn has not come
         self._late_instances: list[
             RemoteInstance
         ] = []  # whose values have not come, and which the group loop is asked to end for all
@@ -139,7 +141,30 @@ class RemoteRankSession:
         self._instances[number] = flight
         self._submit(ring.encode())
         self.sequencer.advance(number)
+        if number in self._early_cancels:
+            self.cancel(number)
         return flight
+
+    def cancel(self, number: InstanceKey) -> None:
+        """Take a receive back, unless a message is there for it; it hears what has come of that.
+
+        This may come before the receive itself, which comes on another stream.
+
+        Raises:
+            InvalidArgumentError: it is no number of a receive.
+            ResourceExhaustedError: too many are taken back that do not come.
+            CollectiveError: this rank has no place any more.
+        """
+        self.check_open()
+        if number[1] < messages.P2P_BASE:
+            raise InvalidArgumentError(f"instance {number[1]} is no recv: these are numbered from 2**62")
+        if number in self._instances:
+            self._early_cancels.discard(number)
+            self._submit(messages.Withdrawal(*number).encode())
+        elif self.sequencer.is_to_come(number):
+            if len(self._early_cancels) >= messages.MAX_P2P_OUTSTANDING:
+                raise ResourceExhaustedError(f"{len(self._early_cancels)} recvs were taken back that have not come")
+            self._early_cancels.add(number)
 
     async def expire_submission(self, number: InstanceKey, op: str, timeout: float) -> None:
         """An instance was not submitted by its own deadline: that ends it for all ranks, as this raises.
@@ -236,6 +261,8 @@ class RemoteRankSession:
             match messages.parse_type(message):
                 case messages.MessageType.DONE:
                     self._on_done(messages.parse_done(message))
+                case messages.MessageType.WITHDRAWN:
+                    self._on_withdrawn(messages.parse_withdrawal(message))
                 case messages.MessageType.FAILED:
                     self._on_failed(*messages.parse_failed(message))
                 case messages.MessageType.WAITING_JOINERS:
@@ -252,6 +279,12 @@ class RemoteRankSession:
             flight = max(flying, key=lambda flight: flight.generation)
             flight.waiting_joiners = self._waiting_joiners
             flight.on_done(done)
+            self._retire_if_over(flight)
+
+    def _on_withdrawn(self, told: messages.Withdrawal) -> None:
+        flight = self._instances.get((told.generation, told.instance))
+        if flight is not None:
+            flight.on_withdrawn(told.code)
             self._retire_if_over(flight)
 
     def _on_failed(self, instance: int, serialized: bytes) -> None:

@@ -91,6 +91,13 @@ class Sequencer:
         generation = generation or self.current_generation
         return generation, self._next[generation][post]
 
+    def is_to_come(self, number: InstanceKey) -> bool:
+        """Whether a send or recv may have this number that has not had its turn."""
+        generation, instance = number
+        if generation not in self._next:
+            return False
+        return 0 <= instance - self._next[generation][True] < messages.MAX_P2P_OUTSTANDING
+
     async def wait_turn(self, number: InstanceKey | None, generation: int, post: bool) -> InstanceKey:
         """Wait until everything before it has been rung, and everything of generations before has ended.
 

@@ -19,6 +19,7 @@ from collectived_proto.errors import (
     ResourceExhaustedError,
 )
 from collectived_proto.ipc import messages
+from collectived_proto.types import Recv
 from collectived_proto.v1 import worker_pb2
 from collectived_runtime.engine.base.memory_budget import MemoryExhausted
 from collectived_runtime.worker.prepared import PreparedCache, Span, Submittable, is_point_to_point
@@ -118,7 +119,9 @@ async def _receive_and_submit(
     with remote.sequencer.reserve_number(header.generation, instance, post) as number:
         upload = Upload(remote, described)
         try:
-            async with asyncio.timeout_at(deadline.at if deadline.is_set else None) as limit:
+            # A receive ends alone: its group loop is told all the same, and ends it.
+            ends_all = deadline.is_set and not isinstance(described.collective.operation, Recv)
+            async with asyncio.timeout_at(deadline.at if ends_all else None) as limit:
                 with remote.bind_timeout(limit):
                     await upload.receive(requests)
                     number = await remote.sequencer.wait_turn(number, header.generation, post)
@@ -231,6 +234,9 @@ async def _stream_results(remote: RemoteRankSession, flight: RemoteInstance, des
     parcel: RemoteResult | None = None
     while True:
         done = await flight.next_completion()
+        if done is None:
+            yield worker_pb2.SubmitReply(withdrawn=flight.withdrawn)
+            return
         if not done.has_result:  # this rank receives nothing; it is told when all is over
             yield worker_pb2.SubmitReply(result=worker_pb2.SubmitResult(), waiting=flight.waiting_joiners)
             return
@@ -243,6 +249,8 @@ async def _stream_results(remote: RemoteRankSession, flight: RemoteInstance, des
             if parcel is None:
                 parcel = await RemoteResult.parse(memory, described)
             shipment = await parcel.make_chunk(None if described.collective.open else done.pack)
+        if done.source is not None:
+            shipment.header.source = done.source
         yield worker_pb2.SubmitReply(result=shipment.header, waiting=flight.waiting_joiners)
         for parts in _split_chunks(memory, shipment.result_spans):
             data = b"".join(parts)

@@ -184,7 +184,8 @@ async def test_an_unknown_generation_is_refused(setting: Setting) -> None:
 async def test_results_are_released_when_they_have_been_read_or_nobody_will(setting: Setting) -> None:
     read, abandoned = await setting.submit(0), await setting.submit(1)
     setting.done(0, slot=8)
-    assert (await read.next_completion()).slot == 8 and setting.released == []
+    done = await read.next_completion()
+    assert done is not None and done.slot == 8 and setting.released == []
     setting.remote.abandon(read)
     assert setting.released == [8]
     setting.remote.abandon(abandoned)
