@@ -25,7 +25,8 @@ CONTENTS = {
         *("Group.reduce_scatter", "Group.all_to_all", "Group.send", "Group.recv", "Group.barrier"),
     ],
     "With `async_op=True`": [
-        *("Work", "Work.result", "Work.wait", "Work.done", "Work.exception", "Work.add_done_callback"),
+        *("Work", "Work.result", "Work.wait", "Work.done", "Work.exception", "Work.cancel"),
+        "Work.add_done_callback",
         *("Work.as_completed", "wait"),
     ],
     "Options and values": [

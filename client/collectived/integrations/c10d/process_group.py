@@ -10,16 +10,12 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from collectived.integrations.c10d.any_source import AnySourceWork, PostedReceives
 from collectived.integrations.c10d.identity import ProcessGroupIdentity
 from collectived.integrations.c10d.reductions import Reduction, divide, plan_reduction, scale
 from collectived.integrations.c10d.submission import AnyWork, Submission
-from collectived.integrations.c10d.tensors import Tensor, TensorTarget, as_tensor, copy_into, flatten, join, to_leaf
+from collectived.integrations.c10d.tensors import Tensor, TensorTarget, flatten, join, to_leaf
 from collectived.integrations.c10d.work import Finish, PendingWork
-from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import ReduceOp
-
-_NO_TIMEOUT = CommunicationOptions(timeout_seconds=0)
 
 
 class ProcessGroupCollectived(ProcessGroupIdentity):
@@ -31,15 +27,15 @@ class ProcessGroupCollectived(ProcessGroupIdentity):
 
     def __init__(self, store: Any, submission: Submission) -> None:
         super().__init__(store, submission)
-        others = [rank for rank in range(self._size) if rank != self._rank]
-        self._posted = PostedReceives(
-            others, lambda source, tag: self._group.recv(source, tag, _NO_TIMEOUT, async_op=True)
-        )
+        self._from_any: list[PendingWork] = []  # receives from any rank, without those that had ended at the last
 
     def shutdown(self) -> None:
         """Leave the group; called by `destroy_process_group`."""
-        left = self._submission.is_open and self._posted.has_open()
-        self._submission.close("a receive from any rank was open when the process group was destroyed" if left else "")
+        if self._submission.is_open:
+            for work in self._from_any:
+                work.cancel()
+        self._from_any.clear()
+        self._submission.close()
 
     def split_group(
         self,
@@ -255,20 +251,18 @@ class ProcessGroupCollectived(ProcessGroupIdentity):
         start = partial(self._group.send, to_leaf(flatten(tensors[0])), to, tag)
         return self._submission.run([start], None, tensors)
 
-    def recv(self, tensors: Sequence[Tensor], source: int, tag: int = 0) -> AnyWork:
+    def recv(self, tensors: Sequence[Tensor], source: int | None, tag: int = 0) -> AnyWork:
         (tensor,) = tensors
-        posted = self._posted.pop(source, tag)
-        if posted is not None:
-            return PendingWork([posted], lambda results: copy_into(tensor, as_tensor(results[0])), tensors, source)
         target = TensorTarget.of(tensor)
         start = partial(self._group.recv, source, tag, out=target.leaf)
-        return self._submission.run([start], _settle(target), tensors, source=source)
+        return self._submission.run([start], _settle(target), tensors)
 
-    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> AnySourceWork:
-        (tensor,) = tensors
-        return AnySourceWork(
-            self._posted, tag, lambda result: copy_into(tensor, as_tensor(result)), self._submission.timeout
-        )
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> AnyWork:
+        work = self.recv(tensors, None, tag)
+        self._from_any = [one for one in self._from_any if not one.is_completed()]
+        if isinstance(work, PendingWork):
+            self._from_any.append(work)
+        return work
 
     def _plan(self, tensors: Sequence[Tensor], opts: Any) -> Reduction:
         dtypes = {tensor.dtype for tensor in tensors}

@@ -107,20 +107,18 @@ class Submission:
     def is_open(self) -> bool:
         return self._group is not None
 
-    def run(
-        self, starts: Sequence[Start], finish: Finish | None, result: Any, opts: Any = None, source: int = -1
-    ) -> AnyWork:
+    def run(self, starts: Sequence[Start], finish: Finish | None, result: Any, opts: Any = None) -> AnyWork:
         """Start collectives that together are one operation; wait for them where c10d's caller would at once.
 
         Args:
             finish: what is to be done with their results. result: what the operation's Work gives.
-            opts: c10d's; without any, nobody waits. source: the rank that a receive hears, for c10d.
+            opts: c10d's; without any, nobody waits.
         """
         self.sequence += 1
         options = self.merge_timeout(getattr(opts, "timeout", None))
         try:
             if getattr(opts, "asyncOp", True):
-                return PendingWork([start(options=options, async_op=True) for start in starts], finish, result, source)
+                return PendingWork([start(options=options, async_op=True) for start in starts], finish, result)
             results = [start(options=options) for start in starts]
         except CollectiveError as error:
             raise translate(error) from error

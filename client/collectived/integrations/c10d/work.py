@@ -54,12 +54,11 @@ class PendingWork(dist._Work):  # type: ignore[misc]
     Its tensors hold the result once a wait has returned, `is_completed` has said so, or the future has its value.
     """
 
-    def __init__(self, works: Sequence[Work[Any]], finish: Finish | None, result: Any, source: int = -1) -> None:
+    def __init__(self, works: Sequence[Work[Any]], finish: Finish | None, result: Any) -> None:
         super().__init__()
         self._works = tuple(works)
         self._finish = finish
         self._result = result
-        self._source = source
         self._lock = threading.Lock()
         self._finished = False
         self._error: BaseException | None = None
@@ -106,8 +105,15 @@ class PendingWork(dist._Work):  # type: ignore[misc]
         self.wait()
         return self._result
 
+    def cancel(self) -> None:
+        """Take receives back for which nothing has come."""
+        for work in self._works:
+            work.cancel()
+
     def _source_rank(self) -> int:
-        return self._source
+        """Of a receive: who has sent what it brings; -1 where that is not known yet."""
+        source = self._works[0].source
+        return -1 if source is None else source
 
     source_rank = _source_rank
 

@@ -1,0 +1,7 @@
+work = group.recv(tag=3, async_op=True)  # nobody sends under this tag
+print(work.cancel())  # True
+try:
+    work.result()
+except cd.errors.CancelledError as error:
+    print(error.rejoin)  # False
+group.barrier()
