@@ -88,7 +88,8 @@ class RpcThread:
         self._responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._call: Any = None
         self.latest: Any = None  # the answer that came last, whether anybody has taken it or not
-        self._cancelled = self._finished = False
+        self._cancelled = False
+        self._finished = threading.Event()
         try:
             _run_in_thread(lambda: self._run(start, ours, answer))
         except BaseException:
@@ -119,8 +120,8 @@ class RpcThread:
             last = ours(error)
             error.__traceback__ = None  # it is the RPC itself, and is to end in this thread: no cycle, no cause
         self._call = None
-        self._finished = True
         self._responses.put(last)
+        self._finished.set()
 
     def next(self, timeout: float | None) -> Any:
         """The next answer; None after the last.
@@ -142,6 +143,12 @@ class RpcThread:
             raise event
         return event
 
+    def wait(self, timeout: float) -> None:
+        """Returns when the call is over, well or not, or after so many seconds; any number of threads may wait."""
+        end = monotonic() + timeout
+        while not self._finished.wait(min(SIGNAL_CHECK_INTERVAL, max(0.0, end - monotonic()))) and monotonic() < end:
+            pass
+
     def fail(self, error: Exception) -> None:
         """Has the thread that waits for an answer raise this, from another one; that one is to `end` it as always."""
         self._responses.put(error)
@@ -149,7 +156,7 @@ class RpcThread:
     def cancel(self) -> None:
         """Cancels it unless it is over, and waits a little for its thread to be through."""
         self._cancelled = True
-        if self._finished:
+        if self._finished.is_set():
             return
         _run_in_thread(self._cancel)
         with contextlib.suppress(Exception):

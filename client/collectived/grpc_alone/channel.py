@@ -6,7 +6,6 @@ Replies are read in threads of the library's, one per call in flight; callers on
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 from functools import partial
 from time import monotonic
@@ -63,7 +62,7 @@ class GrpcChannel(RankChannel):
         self._leader_follower = _FollowersOnly(self.mutex)
         self._collectives: dict[int, common_pb2.Collective] = {}  # by the worker's number
         self._blocks = BlockPool()
-        self._unanswered_abort: RpcThread | None = None
+        self._latest_abort: RpcThread | None = None
 
     def describe(self, collective: Collective, deadline: Deadline | None) -> Description:
         """Describe a collective to the worker; a `buffers.Describe`."""
@@ -211,8 +210,8 @@ class GrpcChannel(RankChannel):
     def _mark_lost(self, why: str, advice: str = CONNECT_AGAIN) -> None:
         standing, first = self.rank_state, not self._is_lost
         super()._mark_lost(why, advice)
-        if first:  # where the worker lives, it tells the others that this rank is gone; nobody waits for its answer
-            self._rpc.abort(self._session, standing.group.key, standing.rank, why)
+        if first:  # where the worker lives, it tells the others that this rank is gone
+            self._latest_abort = self._rpc.abort(self._session, standing.group.key, standing.rank, why)
 
     def _request_cancel(self, call: Call) -> None:
         group = self.rank_state.group
@@ -238,26 +237,20 @@ class GrpcChannel(RankChannel):
                 return
             if not over:
                 standing.apply_verdict(verdict)
-            told = not self._is_lost and standing.claim_abort()
+            aborted = None
+            if not self._is_lost and standing.claim_abort():
+                reason, cause = verdict.message[:MAX_REASON_LENGTH], verdict.cause
+                aborted = self._rpc.abort(self._session, standing.group.key, standing.rank, reason, cause)
+                self._latest_abort = aborted  # before anybody wakes up and leaves
             self._give_up_all(verdict)
         self.callbacks.dispatch()
-        if told:
-            reason, cause = verdict.message[:MAX_REASON_LENGTH], verdict.cause
-            aborted = self._rpc.abort(self._session, standing.group.key, standing.rank, reason, cause)
-            self._await_abort(aborted, within)
-
-    def _await_abort(self, aborted: RpcThread, within: float) -> None:
-        """Waits for the answer of an abort; where none comes in time `leave`, which must not overtake it, does."""
-        try:
-            with contextlib.suppress(CollectiveError):
-                aborted.next(within)
-        except queue.Empty:
-            self._unanswered_abort = aborted
+        if aborted is not None:
+            aborted.wait(within)
 
     def _hear_last_verdict(self) -> None:
         standing = self.rank_state
-        if self._unanswered_abort is not None:
-            self._await_abort(self._unanswered_abort, _LEAVE_TIMEOUT)
+        if self._latest_abort is not None:  # it must not be overtaken: the others would hear that this rank has left
+            self._latest_abort.wait(_LEAVE_TIMEOUT)
         within = _LEAVE_OVER_TIMEOUT if standing.is_over and standing.cancel_verdict is None else _LEAVE_TIMEOUT
         with contextlib.suppress(CollectiveError):  # it is gone, and the group is left all the same
             unseen = self._rpc.leave(self._session, standing.group.key, standing.rank, within)

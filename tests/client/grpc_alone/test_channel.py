@@ -44,6 +44,7 @@ class RemoteWorker(worker_pb2_grpc.WorkerServicer):
         self.chunks: list[int] = []
         self.answer: Answer = self.sum
         self.aborted: list[str] = []
+        self.on_abort: Callable[[], object] = lambda: None
         self.left = 0
         self.unseen: Verdict | None = None
         self.opened: list[worker_pb2.OpenSessionRequest] = []
@@ -119,10 +120,12 @@ class RemoteWorker(worker_pb2_grpc.WorkerServicer):
     def Abort(self, request: worker_pb2.AbortRequest, context: Any) -> worker_pb2.AbortReply:
         self.aborted.append(request.reason)
         self.note()
+        self.on_abort()
         return worker_pb2.AbortReply()
 
     def Leave(self, request: worker_pb2.LeaveRequest, context: Any) -> worker_pb2.LeaveReply:
         self.left += 1
+        self.note()
         return worker_pb2.LeaveReply(unseen=codec.verdict_to_proto(self.unseen) if self.unseen else None)
 
     # Answers
@@ -349,6 +352,22 @@ def test_leaving_raises_what_nobody_was_told(worker: RemoteWorker, group: cd.Gro
     with pytest.raises(cd.errors.UnavailableError, match="rank 1 is lost"):
         group.leave()
     assert worker.left == 1
+
+
+def test_leaving_does_not_overtake_the_word_that_this_rank_has_failed(worker: RemoteWorker, group: cd.Group) -> None:
+    """Else the others would hear that it has left in order, and not why."""
+    overtaken: list[bool] = []
+
+    def wait_for_leave() -> None:
+        with worker.changed:
+            overtaken.append(worker.changed.wait_for(lambda: worker.left > 0, 0.3))
+
+    worker.on_abort = wait_for_leave
+    worker.answer = raising(error_class(Code.RESOURCE_EXHAUSTED)("no memory"))
+    with pytest.raises(cd.errors.ResourceExhaustedError):
+        group.all_reduce("sum", 1.0)
+    group.leave()
+    assert (overtaken, worker.left) == ([False], 1)
 
 
 def test_leaving_waits_for_what_is_in_flight(worker: RemoteWorker, group: cd.Group) -> None:
