@@ -113,7 +113,9 @@ def _handle_rank_report(book: Registry, generation: GroupRun, report: Report, no
             yield from _mark_rank_left(book, generation, rank, last, now)
         case ReportKind.ABORT:
             decision = decisions.judge_abort(generation.member(rank, now), report.text, report.cause)
-            yield from deliver(book, generation, verdicts.make_verdict(generation, decision, 0, now), now)
+            # A rank that gives up since it has not heard yet of what failed there is no fault of its own.
+            if _is_uncovered(generation, max(last, 0)):
+                yield from deliver(book, generation, verdicts.make_verdict(generation, decision, 0, now), now)
             successor = book.get_successor(generation)
             if successor:
                 yield from deliver(book, successor, verdicts.make_verdict(successor, decision, 0, now), now)
