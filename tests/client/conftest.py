@@ -5,6 +5,7 @@ It answers as a group would in which every other rank gives the same value as th
 
 from __future__ import annotations
 
+import itertools
 import select
 import socket
 import threading
@@ -90,6 +91,7 @@ class FarEnd:
         self.results = arena.create(1000, result_bytes, readers_only=True)
         self.slots = FreeList(result_bytes)
         self.slot_at: dict[int, int] = {}
+        self.slot_numbers = itertools.count(5000)  # instances of two generations may have one number
         socket.send_fds(
             self.doorbell,
             [messages.encode_arena(messages.MessageType.ARENA, 1000, result_bytes)],
@@ -219,7 +221,7 @@ class FarEnd:
     def take_slot(self, ring: messages.Submit, nbytes: int) -> tuple[int, int]:
         start = self.slots.allocate(nbytes)
         assert start is not None, "the result arena is full"
-        slot = 5000 + ring.instance
+        slot = next(self.slot_numbers)
         self.slot_at[slot] = start
         return start, slot
 
