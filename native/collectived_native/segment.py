@@ -152,6 +152,20 @@ class Total(NamedTuple):
     nanoseconds: int
 
 
+class Past(NamedTuple):
+    """What a seat remembers of an instance that it has completed; written by its process, so not to be trusted.
+
+    Attributes:
+        description: the number given to its plan.
+        began, ended: when it was submitted, and this seat had its result; nanoseconds of the worker's monotonic clock.
+    """
+
+    instance: int
+    description: int
+    began: int
+    ended: int
+
+
 class Review(NamedTuple):
     """The open instance, as the worker finds it.
 

@@ -75,17 +75,30 @@ static void add(a64 *word, u64 amount) { /* to a word that nobody else writes */
     atomic_store_explicit(word, atomic_load_explicit(word, memory_order_relaxed) + amount, memory_order_release);
 }
 
-void count(const struct engine *e, const struct job *job, struct total *total, u64 bytes) {
+u64 count(const struct engine *e, const struct job *job, struct total *total, u64 bytes) {
     u64 ended = engine_now(e);
     add(&total->bytes, bytes);
     add(&total->nanoseconds, ended > job->began ? ended - job->began : 0);
     add(&total->calls, 1);
+    return ended;
+}
+
+static void remember(const struct engine *e, const struct job *job, u64 ended) {
+    struct past *past = past_of(e->segment, e->seat, job->instance);
+    atomic_store_explicit(&past->instance, 0, memory_order_release);
+    atomic_store_explicit(&past->description, job->plan->description, memory_order_release);
+    atomic_store_explicit(&past->began, job->began, memory_order_release);
+    atomic_store_explicit(&past->ended, ended, memory_order_release);
+    atomic_store_explicit(&past->instance, job->instance + 1, memory_order_release);
 }
 
 static int finish(struct engine *e, struct job *job, int state) {
     if (state == COMPLETE && job->plan->streams) finish_streaming();
-    if (state == COMPLETE) count(e, job, job->plan->total, job->plan->bytes), job->waiting = waiting_of(load(&head_of(e->segment)->decided));
-    if (state == COMPLETE) atomic_store(&e->waiting, (u32)job->waiting);
+    if (state == COMPLETE) {
+        remember(e, job, count(e, job, job->plan->total, job->plan->bytes));
+        job->waiting = waiting_of(load(&head_of(e->segment)->decided));
+        atomic_store(&e->waiting, (u32)job->waiting);
+    }
     engine_finish(e, job, state);
     return 1;
 }

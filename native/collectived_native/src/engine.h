@@ -113,8 +113,8 @@ struct engine {
 
 /* Where a seat counts what it completes of a description. */
 struct total *find_total(const struct engine *e, u64 description, int operation);
-/* Counts a job that is complete there. */
-void count(const struct engine *e, const struct job *job, struct total *total, u64 bytes);
+/* Counts a job that is complete there; when that was. */
+u64 count(const struct engine *e, const struct job *job, struct total *total, u64 bytes);
 
 struct engine *engine_open(struct segment *segment, int seat);
 /* Ends the thread; jobs that are not done end with DETACHED. The segment stays mapped. */

@@ -41,6 +41,7 @@ enum {
     LETTER_BLOB = 1024,
     LETTER_RING = 256 << 10,
     TOTALS = 256,        /* of one seat */
+    HISTORY = 512,       /* instances that a seat remembers */
     CACHE_LINE = 64,
     PAGE = 4096,
 };
@@ -78,7 +79,7 @@ struct geometry {
     u64 streamed; /* bytes of a result from which it is written past the caches */
     u64 mail;     /* bytes in which a seat stages letters that nobody has asked for */
 };
-enum { SCHEDULE_VERSION = 3 };
+enum { SCHEDULE_VERSION = 4 };
 
 struct record { /* what a seat says of its instance; two of them, in turn */
     _Alignas(CACHE_LINE) a64 instance; /* ~0 while it is written */
@@ -125,6 +126,13 @@ struct total {
     a64 calls;       /* written last */
     a64 bytes;       /* of values, the root's where it alone has one */
     a64 nanoseconds; /* from submission to completion */
+};
+
+/* What a seat remembers of an instance that it has completed, at `instance % HISTORY`; it alone writes. */
+struct past {
+    a64 instance; /* 1 + its number, written last; 0: none, or it is written */
+    a64 description;
+    a64 began, ended; /* by the worker's clock: from submission until this seat had its result */
 };
 
 struct seat { /* the start of a seat's own range */
@@ -178,7 +186,7 @@ struct segment {
     int users, knock; /* knock: the worker's eventfd, -1: none */
     u64 epoch; /* of the process: see `segment_is_ours` */
     char *base;
-    u64 bytes, front, seat_bytes, part, results, letters, receipts, totals, slots, mail;
+    u64 bytes, front, seat_bytes, part, results, letters, receipts, totals, history, slots, mail;
     struct segment *next;
 };
 
@@ -215,6 +223,10 @@ static inline struct receipt *receipts_of(const struct segment *s, int seat, int
 
 static inline struct total *totals_of(const struct segment *s, int seat) {
     return (struct total *)((char *)seat_of(s, seat) + s->totals);
+}
+
+static inline struct past *past_of(const struct segment *s, int seat, u64 instance) {
+    return (struct past *)((char *)seat_of(s, seat) + s->history) + instance % HISTORY;
 }
 
 static inline char *slot_of(const struct segment *s, int seat, int letter) {

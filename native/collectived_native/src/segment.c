@@ -17,6 +17,7 @@ _Static_assert(sizeof(struct record) == 2 * CACHE_LINE, "what is always read of 
 _Static_assert(sizeof(struct letter) == CACHE_LINE, "a letter is one cache line");
 _Static_assert(sizeof(struct total) == CACHE_LINE, "a total is one cache line");
 _Static_assert(TOTALS * sizeof(struct total) % PAGE == 0, "what follows the totals begins a page");
+_Static_assert(HISTORY * sizeof(struct past) % PAGE == 0, "and so does what follows the history");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "words shared by processes need no lock");
 
 /* A page that reads 0 in forked children. It holds a number that no ancestor of this process has used, so that what the
@@ -76,7 +77,8 @@ int segment_lay_out(struct segment *s, const void *geometry, size_t bytes) {
     s->letters = round_up(s->results + PARTS * g->share, PAGE);
     s->receipts = s->letters + LETTERS * sizeof(struct letter);
     s->totals = round_up(s->receipts + g->seats * LETTERS * sizeof(struct receipt), PAGE);
-    s->slots = s->totals + TOTALS * sizeof(struct total);
+    s->history = s->totals + TOTALS * sizeof(struct total);
+    s->slots = s->history + HISTORY * sizeof(struct past);
     s->mail = s->slots + LETTERS * LETTER_SLOT;
     s->seat_bytes = round_up(s->mail + g->mail, PAGE);
     s->bytes = s->front + g->seats * s->seat_bytes;

@@ -163,6 +163,27 @@ static PyObject *watcher_totals(PyObject *self, PyObject *number) {
     return pack(found, count);
 }
 
+/* What a seat remembers of the instances from the first to before the last one: (instance, description, began, ended),
+ * in order; see segment.Past. What its process has overwritten, or is writing, is left out. */
+static PyObject *watcher_history(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Watcher *w = usable(self);
+    if (w && count != 3) return PyErr_Format(PyExc_TypeError, "history takes a seat, a first and a last instance, not %zd arguments", count);
+    int index = w ? parse_seat(w, args[0]) : -1;
+    if (index < 0) return NULL;
+    u64 first = PyLong_AsUnsignedLongLong(args[1]), last = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    if (last > first + HISTORY) first = last - HISTORY;
+    PyObject *found[HISTORY];
+    Py_ssize_t known = 0;
+    for (u64 n = first; n < last; n++) {
+        const struct past *past = past_of(w->segment, index, n);
+        if (load(&past->instance) != n + 1) continue;
+        u64 numbers[] = {n, load(&past->description), load(&past->began), load(&past->ended)};
+        if (load(&past->instance) == n + 1) found[known++] = tuple_of(numbers, 4);
+    }
+    return pack(found, known);
+}
+
 /* (instance, published, missing, disputed or -1, nanoseconds until the earliest deadline or -1) */
 static PyObject *watcher_review(PyObject *self, PyObject *unused) {
     Watcher *w = usable(self);
@@ -220,6 +241,7 @@ static PyMethodDef methods[] = {
     {"verdict", watcher_verdict, METH_NOARGS, "(instance, reason, culprit, missing)"},
     {"seat", watcher_seat, METH_O, "What a seat has published."},
     {"totals", watcher_totals, METH_O, "What a seat has completed, by description."},
+    FAST_METHOD("history", watcher_history, "What a seat remembers of some instances that it has completed."),
     {"review", watcher_review, METH_NOARGS, "Help to decide; who has come, who has not, who differs, and the time left."},
     {"set_waiting", watcher_set_waiting, METH_O, "How many processes wait to join the group."},
     {"close", watcher_close, METH_NOARGS, "Unmap the segment."},

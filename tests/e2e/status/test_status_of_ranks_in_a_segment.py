@@ -54,3 +54,4 @@ def test_a_thousand_collectives_are_told_as_a_thousand(make_cluster: Callable[..
         assert seen("collectived_collectives_total", **labels, outcome="ok") == TIMES
         assert seen("collectived_payload_bytes_total", **labels) == BYTES
         assert seen("collectived_collective_duration_seconds_count", **labels) == TIMES
+        assert 512 <= seen("collectived_collective_wait_seconds_count", operation="all_reduce") <= TIMES

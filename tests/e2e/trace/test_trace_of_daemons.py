@@ -118,6 +118,20 @@ def test_one_of_four_is_missing_and_afterwards_it_is_not(
     assert not [event for event in whole["traceEvents"] if event.get("cat") == "absence"]
 
 
+def test_what_ranks_of_one_worker_have_carried_out_themselves_is_there(
+    make_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = make_cluster(1)
+    cluster.run(2, lambda group: [group.barrier() for _ in range(600)], name=(name := f"group-{next(_groups)}"))
+    trace, _ = traced(cluster, tmp_path, "--group", name)
+    for instance in range(600 - 512, 600):
+        events = collectives(trace, instance)
+        assert sorted(event["args"]["rank"] for event in events) == [0, 1], instance
+        assert {event["args"]["outcome"] for event in events} == {"OK"}
+        (site,) = {event["args"]["site"] for event in events}
+        assert site.startswith(f"{Path(__file__).name}:")
+
+
 def _complete(trace: dict[str, Any]) -> dict[str, Any] | None:
     """Ranks hear that they are done a moment before it is recorded."""
     events = collectives(trace, 5)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from collectived_native import core, segment
 from collectived_native.cores import count_cores
-from collectived_native.segment import Geometry, SeatState, Total
+from collectived_native.segment import Geometry, Past, SeatState, Total
 from collectived_proto.ipc import messages
 from collectived_runtime.engine.base.arenas import UNEXPECTED_MEMORY_DIVISOR
 from collectived_runtime.engine.base.memory_budget import MemoryBudget
@@ -119,6 +119,10 @@ class GroupSegment:
     def read_totals(self, rank: int) -> list[Total]:
         """Return what a rank has completed, by description; its process wrote it, so it is not to be trusted."""
         return [Total(*total) for total in self.watcher.totals(self.seats[rank])]
+
+    def read_history(self, rank: int, first: int, last: int) -> list[Past]:
+        """Return what a rank remembers of the instances from `first` to before `last`; not to be trusted either."""
+        return [Past(*past) for past in self.watcher.history(self.seats[rank], first, last)]
 
     def _on_knocker(self, _: int) -> None:
         try:

@@ -27,6 +27,7 @@ from collectived_runtime.engine.failure.reporter import FaultReporter
 from collectived_runtime.engine.record.counters import OPERATIONS, POINT_TO_POINT
 from collectived_runtime.engine.record.group_records import GroupRecords
 from collectived_runtime.engine.record.rates import OperationLoad
+from collectived_runtime.engine.record.segment_history import SegmentHistory
 from collectived_runtime.engine.record.segment_totals import MessageTotals, SegmentTotals
 from collectived_runtime.engine.submit.contracts import PreparedCollective
 from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker
@@ -64,6 +65,7 @@ class SegmentWatch:
         self._records = records
         self._totals = SegmentTotals(start)
         self._messages = MessageTotals()
+        self._history = SegmentHistory(ranks, start)
         self._look_at = math.inf
         self._explain_by = math.inf  # when to say for a rank why it has ended the generation
         self._reported = False  # why the generation is over
@@ -124,6 +126,7 @@ class SegmentWatch:
         totals = self._segment.read_totals(self._segment.ranks[0])
         complete, culprit, reason = self._segment.watcher.decided()
         self._count(totals, complete, now)
+        self._recall(complete, now)
         tracker = self._tracker
         for number in [known for known in tracker.instances if known < complete]:
             waited = tracker.instances[number]
@@ -161,6 +164,19 @@ class SegmentWatch:
         missing = self._totals.settle(complete)
         if missing:
             self._record(Total(self._segment.read_seat(self._segment.ranks[0]).description, 0, missing, 0, 0), now)
+
+    def _recall(self, complete: int, now: float, is_over: bool = False) -> None:
+        """Record the latest of what has completed, as the ranks remember it."""
+        first, ranks = self._history.find_first(complete), self._doorbells.local_ranks
+        if first == complete:
+            return
+        pasts = {rank: self._segment.read_history(rank, first, complete) for rank in self._segment.ranks}
+        for past in self._history.take(pasts, complete, now, is_over):
+            described = [ranks[one.rank].prepared.get(one.description) for one in past.arrivals]
+            self._records.record_past(self._tracker.generation, past, described)
+            if described[0] is not None:
+                arrived = {one.rank: one.at for one in past.arrivals}
+                self._tracker.count_waits(described[0].collective.operation, arrived, past.ended_at)
 
     def _record(self, gained: Total, now: float) -> None:
         known = self._doorbells.local_ranks[self._segment.ranks[0]].prepared.get(gained.description)
@@ -276,4 +292,5 @@ class SegmentWatch:
         complete, _, _ = self._segment.watcher.decided()
         self._count(totals, complete, now)
         self._settle_totals(complete, now)
+        self._recall(complete, now, is_over=True)
         self._segment.close()

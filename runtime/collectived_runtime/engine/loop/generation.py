@@ -351,6 +351,8 @@ class Generation:
                 if self._ranks.doorbells.local_ranks[rank].closed:
                     self._ranks.results.release(delivery.slot.number, rank)
         self.tracker.finish(instance, now)
+        arrived = {rank: arrival.arrived_at for rank, arrival in instance.arrivals.items()}
+        self.tracker.count_waits(instance.collective.operation, arrived, now)
         self._records.record_completed(self.number, instance, program.summary, program.load, now)
         self.reporter.on_completed(instance.number)
         self.links.poll_idle()

@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from collectived_proto.types import Verdict
+from collectived_runtime.engine.record.segment_history import PastInstance
 from collectived_runtime.engine.submit.contracts import PreparedCollective
 from collectived_runtime.engine.submit.tracker import Instance, Mark
 
@@ -184,6 +185,15 @@ class GroupRecorder:
             instance.started_at,
             now,
             instance.marks,
+        )
+
+    def record_past(
+        self, generation: int, past: PastInstance, op: str, summary: ProgramSummary, sites: tuple[str, ...]
+    ) -> None:
+        """A collective that ranks have carried out by themselves; `sites` are of its arrivals."""
+        ranks, times = tuple(one.rank for one in past.arrivals), tuple(one.at for one in past.arrivals)
+        self._ring.put(
+            (self.label, generation, past.number, op, summary, ranks, times, sites, times[-1], past.ended_at)
         )
 
     def record_failed(self, generation: int, instance: Instance, summary: ProgramSummary, verdict: Verdict) -> None:

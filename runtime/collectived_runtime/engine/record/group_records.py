@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from collectived_proto.types import Verdict
 from collectived_runtime.engine.record.counters import SEGMENT, Counters
 from collectived_runtime.engine.record.flight_recorder import GroupRecorder, ProgramSummary
 from collectived_runtime.engine.record.rates import OperationLoad, RateWindow
+from collectived_runtime.engine.record.segment_history import PastInstance
+from collectived_runtime.engine.submit.contracts import PreparedCollective
 from collectived_runtime.engine.submit.tracker import Instance
 
 
@@ -37,6 +40,15 @@ class GroupRecords:
         self.counters.result_bytes += sums.nbytes
         self.counters.count_many(sums.op, SEGMENT, count, sums.nbytes, seconds)
         self.rates.add_many(count, sums, seconds, now)
+
+    def record_past(self, generation: int, past: PastInstance, described: Sequence[PreparedCollective | None]) -> None:
+        """A collective that `record_many` counts, as its ranks remember it; `described`: by each of its arrivals."""
+        known = next((one for one in described if one is not None), None)
+        if known is not None:
+            self.counters.observe_wait(known.collective.operation, past.arrivals[-1].at - past.arrivals[0].at)
+            summary = ProgramSummary(SEGMENT, sum(known.leaf_bytes))
+            sites = tuple("" if one is None else one.collective.site for one in described)
+            self.recorder.record_past(generation, past, known.op, summary, sites)
 
     def record_failed(
         self, generation: int, instance: Instance, verdict: Verdict, summary: ProgramSummary, algorithm: str

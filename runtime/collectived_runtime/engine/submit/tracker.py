@@ -12,7 +12,7 @@ when it can be read.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -275,15 +275,18 @@ class InstanceTracker:
         del self.instances[instance.number]
         self._finished[instance.number] = instance
         self.next_number = instance.number + 1
-        together = isinstance(instance.collective.operation, _SYNCHRONISING_OPERATIONS)
-        for rank, arrival in instance.arrivals.items():
+        for rank in instance.arrivals:
             standing = self.progress[rank]
             standing.finished = instance.number
             standing.active_at = now
-            if together:
-                standing.waits += 1
-                standing.waited_seconds += now - arrival.arrived_at
         self._finished.pop(instance.number - MAX_FINISHED, None)
+
+    def count_waits(self, operation: Operation, arrivals: Mapping[int, float], now: float) -> None:
+        """Count how long each rank has waited in an instance that has ended; `arrivals`: when it came, by rank."""
+        if isinstance(operation, _SYNCHRONISING_OPERATIONS):
+            for rank, arrived_at in arrivals.items():
+                self.progress[rank].waits += 1
+                self.progress[rank].waited_seconds += now - arrived_at
 
     def apply_verdict(self, verdict: Verdict) -> list[Instance]:
         """Takes a verdict; returns the instances that fail by it now."""

@@ -39,7 +39,12 @@ from collectived_runtime.engine.compile.negotiation import prepare
 from collectived_runtime.engine.failure.reporter import CoordinatorAccess, FaultReporter
 from collectived_runtime.engine.failure.segment_watch import SegmentWatch
 from collectived_runtime.engine.record.counters import POINT_TO_POINT, SEGMENT, Counters
-from collectived_runtime.engine.record.flight_recorder import FlightRecorder, GroupLabel, GroupRecorder
+from collectived_runtime.engine.record.flight_recorder import (
+    FlightRecorder,
+    GroupLabel,
+    GroupRecorder,
+    ProgramSummary,
+)
 from collectived_runtime.engine.record.group_records import GroupRecords
 from collectived_runtime.engine.record.rates import RateWindow
 from collectived_runtime.engine.submit.tracker import InstanceTracker
@@ -61,7 +66,8 @@ class Host:
         self.doorbells = Doorbells(self.poller, lambda _, __: None, lambda _, __: None, RejectionCounters())
         self.counters, self.rates = Counters(), RateWindow(time.monotonic())
         label = GroupLabel("world", 7, 2, (0, 1), (0,))
-        self.records = GroupRecords(self.counters, self.rates, GroupRecorder(FlightRecorder(), label))
+        self.recorder = FlightRecorder()
+        self.records = GroupRecords(self.counters, self.rates, GroupRecorder(self.recorder, label))
         self.reports: list[Report] = []
         self.ends: list[socket.socket] = []
         for member in members:
@@ -180,6 +186,38 @@ def test_looks_amid_the_work_lose_and_repeat_nothing(host: Host) -> None:
     for engine in engines:
         engine.detach()
     host.watch.close()
+
+
+def test_what_has_completed_is_recorded_with_when_each_rank_came(host: Host) -> None:
+    engines = [host.attach(rank) for rank in range(2)]
+    before = time.monotonic()
+
+    def come_one_after_the_other(engine: core.Engine, rank: int) -> None:
+        time.sleep(0.01 * rank)
+        carry_out(engine, rank, sums=3, barriers=1)
+
+    together(engines, come_one_after_the_other)
+    for _ in range(2):
+        host.watch.look()
+    entries = host.recorder.entries()
+    assert [(one.instance, one.op) for one in entries] == [
+        *((n, "all_reduce(sum)") for n in range(3)),
+        (3, "barrier()"),
+    ]
+    assert {one.summary for one in entries} == {ProgramSummary(SEGMENT, 4 * COUNT), ProgramSummary(SEGMENT, 0)}
+    assert entries[0].ranks == (0, 1) and entries[0].sites == ("train.py:5",) * 2
+    for one in entries:
+        first, last = one.arrival_times
+        assert before <= first <= last == one.started_at <= one.ended_at <= time.monotonic()
+    first, last = entries[0].arrival_times
+    assert last - first > 0.005 and host.counters.waits["all_reduce"].seconds >= last - first
+    waited = [progress.waited_seconds for progress in host.tracker.progress.values()]
+    assert [progress.waits for progress in host.tracker.progress.values()] == [4, 4] and waited[0] > waited[1]
+    together(engines, lambda engine, rank: carry_out(engine, rank, sums=700))
+    for engine in engines:
+        engine.detach()
+    host.watch.close()
+    assert [one.instance for one in host.recorder.entries()[4:]] == list(range(704 - 512, 704)), "the latest"
 
 
 def test_messages_of_each_rank_count_once_however_often_the_worker_looks(host: Host) -> None:
