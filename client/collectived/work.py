@@ -15,7 +15,7 @@ from collectived.calls.call import ALL_PACKS, LAUNCHED, Call
 from collectived.calls.channel import RankChannel
 from collectived.calls.unobserved_errors import UnobservedErrors
 from collectived.values import nest
-from collectived_proto.errors import CollectiveError
+from collectived_proto.errors import CollectiveError, error_from_verdict
 from collectived_proto.options import to_seconds
 from collectived_proto.types import ANY_SOURCE, Recv, Verdict
 
@@ -113,6 +113,14 @@ class Work(Generic[T_co]):
         taken_back = self._channel.cancel_receive(self._call)
         self._observed |= taken_back
         return taken_back
+
+    def peek_failure(self) -> CollectiveError | None:
+        """The error of a work that is done, as in `exception`, but the caller counts as not having been given it.
+
+        For callbacks: a group that goes on after an error does so once the caller has been given it.
+        """
+        verdict = self._verdict
+        return None if verdict is None else error_from_verdict(verdict, self._call.prepared.site)
 
     def add_done_callback(self, callback: Callable[[Work[T_co]], object]) -> None:
         """Has `callback(work)` called when the collective has ended, or soon if it has already.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,23 +22,44 @@ Future = Any  # torch.futures.Future of a tensor, or of a list of such
 call_site.skip_frames_under(os.path.dirname(torch.__file__))
 call_site.name_frameless("DDP backward")  # of threads of autograd, and of callbacks of futures
 
+_settling = threading.local()  # `.depth` > 0: this thread calls what hangs on futures
+
 
 def make_future() -> Future:
     return torch.futures.Future()
 
 
-def fail_future(future: Future, tensors: Any, error: Exception) -> None:
-    """Have `future` raise `error`, but not in the reducer of DDP.
+def is_settling() -> bool:
+    """Whether this thread calls what hangs on a future. These are called one after another."""
+    return getattr(_settling, "depth", 0) > 0
+
+
+def complete_future(
+    future: Future, tensors: Any, failure: Exception | None = None, collect: Callable[[], object] | None = None
+) -> None:
+    """Give `future` its value, or have it raise `failure`, but not in the reducer of DDP.
 
     The reducer takes the value without asking whether it is an error: of what `set_exception` leaves it makes "unable
     to cast to Tensor", or ends the process. So it gets `tensors`.
+
+    Args:
+        collect: has the caller given the failure, and raises it. From then on the group goes on, where it does. That
+            must be at a point of the caller's program, the same on all ranks, so what hangs on the future does without.
     """
 
     def give(_: object) -> None:
-        raise error
+        if collect is not None and not is_settling():
+            collect()
+        assert failure is not None
+        raise failure
 
-    future._set_unwrap_func(give)  # the half of `set_exception` that makes value() and wait() raise
-    future.set_result(tensors)
+    if failure is not None:
+        future._set_unwrap_func(give)  # the half of `set_exception` that makes value() and wait() raise
+    _settling.depth = getattr(_settling, "depth", 0) + 1
+    try:
+        future.set_result(tensors)
+    finally:
+        _settling.depth -= 1
 
 
 def queue_after_backward(future: Future, wait: Callable[[], object]) -> None:

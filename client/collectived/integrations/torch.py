@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from collectived.group import Group
-from collectived.integrations.futures import Future, fail_future, make_future, queue_after_backward
+from collectived.integrations.futures import Future, complete_future, make_future, queue_after_backward
 from collectived.values.leaves import writable_view
-from collectived.work import Work
 from collectived_proto.options import CommunicationOptions
 
 Hook = Callable[[object, Any], Future]
@@ -45,21 +44,12 @@ def allreduce_hook(group: Group, options: CommunicationOptions | None = None) ->
             array = writable_view(gradients)
             work = group.all_reduce("mean", array, options, async_op=True, out=array)
         except Exception as error:
-            fail_future(future, gradients, error)
+            complete_future(future, gradients, error)
             queue_after_backward(future, lambda: None)
         else:
-            work.add_done_callback(lambda work: _settle(future, gradients, work))
+            work.add_done_callback(lambda work: complete_future(future, gradients, work.peek_failure(), work.result))
             queue_after_backward(future, work.exception)
         return future
 
     hook.__annotations__.clear()  # DDP compares them with its classes, and takes texts for wrong ones
     return hook
-
-
-def _settle(future: Future, gradients: Any, work: Work[Any]) -> None:
-    try:
-        work.result()
-    except Exception as error:
-        fail_future(future, gradients, error)
-    else:
-        future.set_result(gradients)

@@ -1,4 +1,4 @@
-"""Operations of `init_process_group("collectived")` keep c10d's semantics, over two workers."""
+"""Operations of `init_process_group("collectived")` keep c10d's semantics, on one host and on two."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ for wrong, error in ((lambda: dist.all_reduce(torch.zeros(2, dtype=torch.float8_
 """
 
 
-def test_reductions_of_every_dtype_layout_and_op(two_workers: Any, tmp_path: Path) -> None:
-    check(two_workers, tmp_path, REDUCTIONS)
+def test_reductions_of_every_dtype_layout_and_op(cluster: Any, tmp_path: Path) -> None:
+    check(cluster, tmp_path, REDUCTIONS)
 
 
 GATHERS = """
@@ -128,8 +128,8 @@ dist.group.WORLD.monitored_barrier(datetime.timedelta(seconds=20))
 """
 
 
-def test_gathers_scatters_and_objects(two_workers: Any, tmp_path: Path) -> None:
-    check(two_workers, tmp_path, GATHERS)
+def test_gathers_scatters_and_objects(cluster: Any, tmp_path: Path) -> None:
+    check(cluster, tmp_path, GATHERS)
 
 
 POINT_TO_POINT = """
@@ -172,8 +172,8 @@ dist.barrier()
 """
 
 
-def test_point_to_point_with_many_posted_receives_and_any_source(two_workers: Any, tmp_path: Path) -> None:
-    check(two_workers, tmp_path, POINT_TO_POINT)
+def test_point_to_point_with_many_posted_receives_and_any_source(cluster: Any, tmp_path: Path) -> None:
+    check(cluster, tmp_path, POINT_TO_POINT)
 
 
 GROUPS = """
@@ -221,8 +221,8 @@ assert t.item() == size
 """
 
 
-def test_groups_meshes_compiled_collectives_futures_and_a_second_init(two_workers: Any, tmp_path: Path) -> None:
-    check(two_workers, tmp_path, GROUPS)
+def test_groups_meshes_compiled_collectives_futures_and_a_second_init(cluster: Any, tmp_path: Path) -> None:
+    check(cluster, tmp_path, GROUPS)
 
 
 AFTERWARDS = """
@@ -235,7 +235,7 @@ init()
 """
 
 
-def test_a_destroyed_group_says_so_and_an_aborted_one_who_did_it(two_workers: Any, tmp_path: Path) -> None:
+def test_a_destroyed_group_says_so_and_an_aborted_one_who_did_it(cluster: Any, tmp_path: Path) -> None:
     aborted = """
 try:
     if rank == 0:
@@ -245,7 +245,7 @@ except dist.DistBackendError as error:
     print(error)
 """
     program = f"init()\nworld = dist.group.WORLD\n{AFTERWARDS}\n{aborted}"
-    for output in run_well(two_workers, tmp_path / "store", 2, program):
+    for output in run_well(cluster, tmp_path / "store", 2, program):
         destroyed, said = output.splitlines()
         assert destroyed == "this process group was destroyed: call init_process_group or new_group again"
         assert "rank 0 aborted the process group" in said

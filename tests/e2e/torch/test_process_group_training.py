@@ -78,8 +78,8 @@ both(weights)
 
 @pytest.mark.parametrize("ranks", CLOSE)
 @pytest.mark.parametrize("program", [DDP, FSDP], ids=["ddp", "fsdp2"])
-def test_weights_are_those_of_gloo(two_workers: Any, tmp_path: Path, program: str, ranks: int) -> None:
-    for output in run_well(two_workers, tmp_path / "store", ranks, program):
+def test_weights_are_those_of_gloo(cluster: Any, tmp_path: Path, program: str, ranks: int) -> None:
+    for output in run_well(cluster, tmp_path / "store", ranks, program):
         assert float(output) <= CLOSE[ranks]
 
 
@@ -127,5 +127,5 @@ dist.destroy_process_group()
 """
 
 
-def test_hooks_join_static_graphs_zero_and_checkpoints_work(two_workers: Any, tmp_path: Path) -> None:
-    run_well(two_workers, tmp_path / "store", 2, EXTRAS)
+def test_hooks_join_static_graphs_zero_and_checkpoints_work(cluster: Any, tmp_path: Path) -> None:
+    run_well(cluster, tmp_path / "store", 2, EXTRAS)

@@ -20,7 +20,7 @@ torch: Any = pytest.importorskip("torch", reason="torch is not installed: make t
 ROOT = Path(__file__).parents[3]
 
 
-def test_nests_with_tensors_are_reduced_and_broadcast_with_the_same_bits_on_all_ranks(two_workers: Any) -> None:
+def test_nests_with_tensors_are_reduced_and_broadcast_with_the_same_bits_on_all_ranks(cluster: Any) -> None:
     def weights(rank: int) -> Any:
         return torch.randn(300, 70, generator=torch.Generator().manual_seed(rank))
 
@@ -37,7 +37,7 @@ def test_nests_with_tensors_are_reduced_and_broadcast_with_the_same_bits_on_all_
         return reduced["w"], sent["w"], later.T
 
     everybody = torch.stack([weights(rank) for rank in range(4)])
-    results = two_workers.run(4, body)
+    results = cluster.run(4, body)
     assert torch.allclose(results[0][0], everybody.mean(dim=0), atol=1e-6)
     assert torch.equal(results[0][1], everybody[1])
     assert torch.allclose(results[0][2], everybody.sum(dim=0), atol=1e-6)
@@ -45,7 +45,7 @@ def test_nests_with_tensors_are_reduced_and_broadcast_with_the_same_bits_on_all_
         assert all(torch.equal(one, first) for one, first in zip(result, results[0], strict=True))
 
 
-def test_tensors_over_worker_memory_are_reduced_in_place(two_workers: Any) -> None:
+def test_tensors_over_worker_memory_are_reduced_in_place(cluster: Any) -> None:
     def body(session: cd.Session, group: cd.Group) -> Any:
         tensor = session.empty((1000,), torch.bfloat16, like=torch)
         tensor.fill_(group.rank)
@@ -54,7 +54,7 @@ def test_tensors_over_worker_memory_are_reduced_in_place(two_workers: Any) -> No
         result += 1
         return result
 
-    for result in two_workers.run_sessions(4, body):
+    for result in cluster.run_sessions(4, body):
         assert result.dtype is torch.bfloat16 and torch.all(result == 7)
 
 
@@ -143,8 +143,8 @@ def run(cluster: Any, tmp_path: Path, group: str, program: str) -> list[tuple[in
 
 
 @pytest.mark.timeout(120)
-def test_the_hook_averages_buckets_of_every_floating_type(two_workers: Any, tmp_path: Path) -> None:
-    for status, output, errors in run(two_workers, tmp_path, "averages", AVERAGES):
+def test_the_hook_averages_buckets_of_every_floating_type(cluster: Any, tmp_path: Path) -> None:
+    for status, output, errors in run(cluster, tmp_path, "averages", AVERAGES):
         assert (status, output) == (0, "averaged\n"), errors
 
 
@@ -177,9 +177,9 @@ FAILS = (
 
 
 @pytest.mark.timeout(120)
-def test_backward_raises_what_became_of_a_collective_and_nothing_hangs(two_workers: Any, tmp_path: Path) -> None:
+def test_backward_raises_what_became_of_a_collective_and_nothing_hangs(cluster: Any, tmp_path: Path) -> None:
     outputs = []
-    for _, output, errors in run(two_workers, tmp_path, "fails", FAILS):
+    for _, output, errors in run(cluster, tmp_path, "fails", FAILS):
         outputs.append(output.splitlines())
         assert len(outputs[-1]) == 4, errors
     for lines in outputs:

@@ -8,10 +8,11 @@ from collectived_proto.errors import CollectiveError, DeadlineExceededError
 
 
 def translate(error: CollectiveError) -> Exception:
-    """A `DistBackendError`, which is a RuntimeError; raise it from `error`, which says more.
+    """A `DistBackendError`, which is a RuntimeError; its cause is `error`, which says more.
 
     What was late says " Timed out ", as Gloo does: programs look for it.
     """
     said = f"[collectived] Timed out waiting: {error}" if isinstance(error, DeadlineExceededError) else str(error)
     translated: Exception = dist.DistBackendError(said)
+    translated.__cause__ = error
     return translated

@@ -14,13 +14,13 @@ import torch.distributed as dist
 from collectived.group import Group
 from collectived.integrations.c10d.errors import translate
 from collectived.integrations.c10d.meeting import agree_on_name
-from collectived.integrations.c10d.work import CompletedWork, Finish, PendingWork
+from collectived.integrations.c10d.work import CompletedWork, FailedWork, Finish, PendingWork
 from collectived.session import Session, connect
 from collectived_proto.errors import CollectiveError
 from collectived_proto.options import CommunicationOptions
 
 Start = Callable[..., Any]  # takes `options` and `async_op`
-AnyWork = CompletedWork | PendingWork
+AnyWork = CompletedWork | FailedWork | PendingWork
 
 
 class SharedSession:
@@ -116,12 +116,16 @@ class Submission:
         """
         self.sequence += 1
         options = self.merge_timeout(getattr(opts, "timeout", None))
+        is_async = getattr(opts, "asyncOp", True)
         try:
-            if getattr(opts, "asyncOp", True):
+            if is_async:
                 return PendingWork([start(options=options, async_op=True) for start in starts], finish, result)
             results = [start(options=options) for start in starts]
         except CollectiveError as error:
-            raise translate(error) from error
+            failure = translate(error)
+            if is_async:
+                return FailedWork(failure, result)
+            raise failure from error
         if finish is not None:
             finish(results)
         return CompletedWork(result)

@@ -11,13 +11,12 @@ from typing import Any
 import torch.distributed as dist
 
 from collectived.integrations.c10d.errors import translate
-from collectived.integrations.futures import Future, fail_future, make_future, queue_after_backward
+from collectived.integrations.futures import Future, complete_future, is_settling, make_future, queue_after_backward
 from collectived.work import Work
 from collectived_proto.errors import CollectiveError
 
 Finish = Callable[[list[Any]], object]  # what is to be done with the results, once
 _NO_LIMIT = timedelta(0)
-_settling = threading.local()  # `.depth` > 0: this thread calls what hangs on futures
 
 
 class CompletedWork(dist._Work):  # type: ignore[misc]  # torch is not there for the type checker
@@ -45,6 +44,35 @@ class CompletedWork(dist._Work):  # type: ignore[misc]  # torch is not there for
     def get_future(self) -> Future:
         future = make_future()
         future.set_result(self._result)
+        return future
+
+
+class FailedWork(dist._Work):  # type: ignore[misc]
+    """An operation that could not start. Raised where it is waited for: DDP must come to the end of a backward pass."""
+
+    def __init__(self, error: Exception, result: Any) -> None:
+        super().__init__()
+        self._error = error
+        self._result = result
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        raise self._error
+
+    synchronize = result = wait
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return False
+
+    def exception(self) -> Exception:
+        return self._error
+
+    def get_future(self) -> Future:
+        future = make_future()
+        complete_future(future, self._result, self._error)
+        queue_after_backward(future, lambda: None)
         return future
 
 
@@ -126,7 +154,7 @@ class PendingWork(dist._Work):  # type: ignore[misc]
             if self._future is not None:
                 return self._future
             future = self._future = make_future()
-        if getattr(_settling, "depth", 0):
+        if is_settling():
             self._settle()
             return future
         for work in self._works:
@@ -139,7 +167,11 @@ class PendingWork(dist._Work):  # type: ignore[misc]
             self._left -= 1
             if self._left:
                 return
-        self._settle()
+        failure = next(filter(None, (work.peek_failure() for work in self._works)), None)
+        if failure is None:
+            self._settle()
+        else:
+            self._complete_future(translate(failure), self.wait)
 
     def _settle(self) -> None:
         """Wait, and give the future its value unless another thread does."""
@@ -148,15 +180,11 @@ class PendingWork(dist._Work):  # type: ignore[misc]
             self.wait()
         except Exception as error:
             failure = error
+        self._complete_future(failure)
+
+    def _complete_future(self, failure: Exception | None, collect: Callable[[], object] | None = None) -> None:
         with self._lock:
             if self._claimed:
                 return
             self._claimed = True
-        _settling.depth = getattr(_settling, "depth", 0) + 1
-        try:
-            if failure is None:
-                self._future.set_result(self._result)  # type: ignore[union-attr]
-            else:
-                fail_future(self._future, self._result, failure)
-        finally:
-            _settling.depth -= 1
+        complete_future(self._future, self._result, failure, collect)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ from collectived_proto.errors import Code
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed: make test-torch")
 
-from collectived.integrations.c10d.work import CompletedWork, PendingWork  # noqa: E402  # imports torch
+from collectived.integrations.c10d.work import CompletedWork, FailedWork, PendingWork  # noqa: E402  # imports torch
 
 
 def start(setting: Any, finish: Any = None) -> Any:
@@ -59,6 +60,39 @@ def test_a_failed_future_gives_tensors_to_those_who_do_not_ask_and_raises_to_tho
         future.wait()
     with pytest.raises(RuntimeError, match="rank 1 aborted"):
         future.then(lambda done: done.value()).wait()
+
+
+def test_a_group_goes_on_once_the_caller_has_the_error_and_not_when_callbacks_hear_of_it(make: Any) -> None:
+    """Else bucket after bucket of one backward pass would be numbered in another generation than on other ranks."""
+    setting = make()
+    verdict = setting.far.verdict(Code.INVALID_ARGUMENT, "rank 1 differs", 0, successor=101)
+    hung = threading.Event()
+
+    def answer(ring: Any) -> list[bytes]:
+        hung.wait()
+        return [setting.far.failed(ring.instance, verdict)]
+
+    setting.far.answer = answer
+    before = setting.group.generation
+    future = start(setting).get_future()
+    seen = future.then(lambda done: done.value())
+    hung.set()
+    with pytest.raises(RuntimeError, match="rank 1 differs"):
+        seen.wait()
+    assert setting.group.generation == before
+    with pytest.raises(torch.distributed.DistBackendError, match="rank 1 differs"):
+        future.wait()
+    assert setting.group.generation == 101
+
+
+def test_an_operation_that_could_not_start_is_raised_where_it_is_waited_for() -> None:
+    """DDP's reducer must come to the end of the backward pass, or the next one finds it in the middle of this one."""
+    error = torch.distributed.DistBackendError("rank 1 is lost")
+    work = FailedWork(error, [torch.zeros(2)])
+    assert work.is_completed() and not work.is_success() and work.exception() is error
+    for ask in (work.wait, work.synchronize, work.result, work.get_future().wait):
+        with pytest.raises(torch.distributed.DistBackendError, match="rank 1 is lost"):
+            ask()
 
 
 def test_a_callback_of_a_future_may_wait_for_another_one(make: Any) -> None:
