@@ -1,8 +1,8 @@
-"""The long form (`make fuzz`): python -m tests.fuzz [--inputs N] [--guided N] [--siege N] [--valid N] [--seed S]
+"""The long form (`make fuzz`): python -m tests.fuzz [--inputs N] [--guided N] [--siege N] [--valid N] [--scribbles N]
 
 Every parser gets N inputs by mutation and, where atheris is installed, N that it finds by watching which lines they
-reach; then a living worker is besieged, and it and its coordinator get valid messages of extreme values. Exit status 1
-where anything was found.
+reach; then a living worker is besieged, it and its coordinator get valid messages of extreme values, and members of
+groups scribble over the memory in which their ranks meet. Exit status 1 where anything was found.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 from tests.fuzz.feeding import fuzz
 from tests.fuzz.parsers import PARSERS
+from tests.fuzz.scribbles import besiege
 from tests.fuzz.siege import Attacker, GoodJob, knock, status_of
 from tests.fuzz.valid_messages import Guests, MemoryWatch
 
@@ -32,11 +34,13 @@ def main() -> int:
     parser.add_argument("--guided", type=int, default=20_000, help="by coverage, for each parser; needs atheris")
     parser.add_argument("--siege", type=int, default=20_000, help="for RPCs, and as many for doorbells")
     parser.add_argument("--valid", type=int, default=20_000, help="valid messages of extreme values, to each daemon")
+    parser.add_argument("--scribbles", type=int, default=400, help="groups with a member that scribbles")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     defects = _parsers(options.inputs, options.seed) + _guided(options.guided, options.seed)
     defects += _siege(options.siege, options.seed) + _valid(options.valid, options.seed)
+    defects += _scribbles(options.scribbles, options.seed)
     for defect in defects:
         print(f"DEFECT {defect}")
     print(f"{len(defects)} defects")
@@ -134,6 +138,31 @@ def _valid(count: int, seed: int) -> list[str]:
         found = [f"valid messages: a traceback in the log:\n{job.log[-4000:]}"] if "Traceback" in job.log else []
         if max(grown.values()) > MOST_GROWTH_BY_VALID:
             found.append(f"valid messages: {told}")
+        return found
+
+
+def _scribbles(count: int, seed: int) -> list[str]:
+    """The first quarter shows what a worker needs for such groups."""
+    first, sizes, seen = max(1, count // 4), [], Counter[str]()
+    with cd.testing.local(workers=1) as job:
+        try:
+            with GoodJob(job, pause=0.001) as good:
+                for part, more in ((first, 0), (count - first, 1)):
+                    with besiege(job.workers[0], f"scribbled-{more}", part, seed + more) as outcomes:
+                        sizes.append(status_of(job).resident_bytes)
+                    seen.update(outcomes)
+                sizes.append(status_of(job).resident_bytes)
+        except Exception as error:
+            return [f"scribbles: {type(error).__name__}: {error}\n{job.log[-4000:]}"]
+        grown = sizes[2] - sizes[1]
+        print(
+            f"scribbles: {count} groups, {dict(seen)}; {good.sums} good sums meanwhile; "
+            f"the worker grew by {grown / (1 << 20):.1f} MiB",
+            flush=True,
+        )
+        found = [f"scribbles: a traceback in the log:\n{job.log[-4000:]}"] if "Traceback" in job.log else []
+        if grown > MOST_GROWTH:
+            found.append(f"scribbles: the worker grew by {grown >> 20} MiB")
         return found
 
 

@@ -22,6 +22,7 @@ M = TypeVar("M", bound=Message)
 _MOST_DEPTH = 6
 _MANY = 2000  # entries of a repeated field, rarely
 _TEXTS = ("", "a", "a/b", "/a", "\0", "a\nb\x1b[31m", "%s{}\\", "\u202e\U0001f4a3", "é" * 200, "x" * 20_000)
+_BRIEF_TEXTS = _TEXTS[:-2]
 _INTEGERS = (0, 1, 2, 3, 5, 64, 4096, (1 << 31) - 1, (1 << 32) - 1, 1 << 40, (1 << 62) - 1, 1 << 62, (1 << 63) - 1)
 _FLOATS = (0.0, -0.0, 1.0, 1e-300, 1e300, -1.0, float("inf"), float("-inf"), float("nan"), 5e-324)
 _UNSIGNED = (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64)
@@ -45,8 +46,10 @@ _WORKER_REQUESTS: dict[str, type[Any]] = {
 }
 
 
-def fill(message: M, rng: random.Random, known: Mapping[str, Any], depth: int = 0) -> M:
+def fill(message: M, rng: random.Random, known: Mapping[str, Any], depth: int = 0, among_many: bool = False) -> M:
     """The message, with about two thirds of its fields set.
+
+    What is one of many is brief, so that no message grows to gigabytes.
 
     Args:
         known: values that are true, by the name of the field: nine times out of ten such a field has it, so that the
@@ -56,31 +59,33 @@ def fill(message: M, rng: random.Random, known: Mapping[str, Any], depth: int = 
         if field.name in known and rng.random() < 0.9:
             setattr(message, field.name, known[field.name])
         elif rng.random() < 0.65 and depth < _MOST_DEPTH:
-            _fill_field(message, field, rng, known, depth)
+            _fill_field(message, field, rng, known, depth, among_many)
     return message
 
 
-def _fill_field(message: Message, field: Any, rng: random.Random, known: Mapping[str, Any], depth: int) -> None:
+def _fill_field(
+    message: Message, field: Any, rng: random.Random, known: Mapping[str, Any], depth: int, among_many: bool
+) -> None:
     held = getattr(message, field.name)
     is_message = field.cpp_type == FieldDescriptor.CPPTYPE_MESSAGE
     if not field.is_repeated:
         if is_message:
-            fill(held, rng, known, depth + 1).SetInParent()
+            fill(held, rng, known, depth + 1, among_many).SetInParent()
         else:
-            setattr(message, field.name, _scalar(field, rng))
+            setattr(message, field.name, _scalar(field, rng, among_many))
         return
-    count = _MANY if rng.random() < 0.02 and depth < 2 else rng.choice((1, 1, 1, 2, 3, 8))
-    for _ in range(count):
+    are_many = not among_many and depth < 2 and rng.random() < 0.02
+    for _ in range(_MANY if are_many else rng.choice((1, 1, 1, 2, 3, 8))):
         if is_message:
-            fill(held.add(), rng, known, depth + 1)
+            fill(held.add(), rng, known, depth + 1, among_many or are_many)
         else:
-            held.append(_scalar(field, rng))
+            held.append(_scalar(field, rng, among_many or are_many))
 
 
-def _scalar(field: Any, rng: random.Random) -> Any:
+def _scalar(field: Any, rng: random.Random, is_brief: bool) -> Any:
     match field.cpp_type:
         case FieldDescriptor.CPPTYPE_STRING:
-            text = rng.choice(_TEXTS)
+            text = rng.choice(_BRIEF_TEXTS if is_brief else _TEXTS)
             return rng.randbytes(len(text)) if field.type == FieldDescriptor.TYPE_BYTES else text
         case FieldDescriptor.CPPTYPE_BOOL:
             return rng.random() < 0.5

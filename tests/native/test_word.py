@@ -383,3 +383,17 @@ def test_an_instance_that_completes_between_two_looks_of_a_rank_is_complete_for_
         finish(engine, job)
     engine.detach()
     os.close(descriptor)
+
+
+def test_a_limit_beyond_every_instance_limits_nothing() -> None:
+    """A verdict follows from numbers that members write, and may be made up."""
+    geometry = make_geometry(2)
+    descriptor = segment.create(geometry)
+    watcher = segment.watch(descriptor, geometry)
+    for instance in (1 << 39, (1 << 64) - 1):
+        watcher.limit(instance, core.LOST, 0)
+    assert watcher.review() and watcher.decided() == (0, 0, 0)
+    with pytest.raises(ValueError, match="no such reason or culprit"):
+        watcher.limit(0, 16, 0)
+    watcher.close()
+    os.close(descriptor)

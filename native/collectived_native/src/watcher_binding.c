@@ -94,9 +94,10 @@ static PyObject *watcher_limit(PyObject *self, PyObject *const *args, Py_ssize_t
     if (!w || has_arguments(count, 3, "(instance, reason, culprit)")) return NULL;
     u64 n = PyLong_AsUnsignedLongLong(args[0]);
     long reason = PyLong_AsLong(args[1]), culprit = PyLong_AsLong(args[2]);
-    if (!PyErr_Occurred() && (n >> (64 - WORD_BITS - 1) || reason < 1 || reason > 15 || culprit < 0 || culprit > WORKER_SEAT))
-        PyErr_SetString(PyExc_ValueError, "no such instance, reason or culprit");
+    if (!PyErr_Occurred() && (reason < 1 || reason > 15 || culprit < 0 || culprit > WORKER_SEAT))
+        PyErr_SetString(PyExc_ValueError, "no such reason or culprit");
     if (PyErr_Occurred()) return NULL;
+    if (n >> (64 - WORD_BITS - 1)) return none(); /* no instance comes that far: a member has made it up */
     PyThreadState *state = PyEval_SaveThread();
     limit_to(w->segment, n, (int)reason, (int)culprit);
     PyEval_RestoreThread(state);

@@ -58,6 +58,7 @@ class SegmentWatch:
         """
         ranks, start = tuple(tracker.progress), tracker.next_number
         self._start = start
+        self._began = time.monotonic()
         self._segment = GroupSegment(ranks, tracker.generation, start, poller, budget, self.look)
         self._tracker = tracker
         self._reporter = reporter
@@ -209,7 +210,7 @@ class SegmentWatch:
                 progress.received = max(progress.received, progress.submitted)
                 continue
             if known is None or rank not in known.arrivals:
-                began, deadline = seat.began / NS, seat.deadline / NS
+                began, deadline = min(max(self._began, seat.began / NS), now), seat.deadline / NS
                 timeout = deadline - began if deadline else 0.0  # a little less than the rank was given
                 progress.received = complete - 1
                 tracker.record_arrival(
