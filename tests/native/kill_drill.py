@@ -89,7 +89,11 @@ def take_part(
         while True:
             in_letter = chance.random() < 0.3
             if in_letter:
-                wrong += pass_round(engine, rank, seats, letters[chance.randrange(len(letters))])
+                letter, root = letters[chance.randrange(len(letters))], chance.randrange(2 * seats)
+                if root < seats:
+                    wrong += gather_letters(engine, rank, seats, root, letter, own_chance)
+                else:
+                    wrong += pass_round(engine, rank, seats, letter)
                 in_letter = False
             batch = [chance.randrange(len(known)) for _ in range(chance.choice((1, 1, 1, 4)))]
             flight = []
@@ -120,6 +124,36 @@ def pass_round(engine: core.Engine, rank: int, seats: int, value: np.ndarray) ->
     finish(engine, engine.send((rank + 1) % seats, 3, (value,), 0, b"drill", core.BLOCKING))
     finish(engine, receiving)
     return out.tobytes() != value.tobytes()
+
+
+def gather_letters(
+    engine: core.Engine, rank: int, seats: int, root: int, value: np.ndarray, chance: random.Random
+) -> bool:
+    """All others send two letters to the root, which takes them from any, and cancels receives or lets them time out;
+    whether one is lost, comes twice or is not what was sent.
+    """
+    each = 2
+    if rank != root:
+        for _ in range(each):
+            finish(engine, engine.send(root, 4, (value,), 0, b"drill", core.BLOCKING))
+        return False
+    heard: Counter[int] = Counter()
+    wrong = False
+    while heard.total() < each * (seats - 1):
+        out = np.zeros_like(value)
+        timeout = chance.choice((0, 0, 1, 1_000_000))
+        job = engine.receive(-1, 4, (out,), timeout, b"drill", core.QUIET)
+        if timeout == 0 and chance.random() < 0.5:
+            job.cancel()
+        try:
+            finish(engine, job)
+        except Failed as failure:
+            if failure.reason in (core.CANCELLED, core.EXPIRED):
+                continue
+            raise
+        heard[job.source()] += 1
+        wrong |= out.tobytes() != value.tobytes()
+    return wrong or any(heard[sender] != each for sender in range(seats) if sender != root)
 
 
 def start(meet: tuple[int, int], geometry: Geometry, known: EXPECTED, seed: int, report: int) -> dict[int, int]:
