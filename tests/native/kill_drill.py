@@ -143,6 +143,7 @@ def gather_letters(
         out = np.zeros_like(value)
         timeout = chance.choice((0, 0, 1, 1_000_000))
         job = engine.receive(-1, 4, (out,), timeout, b"drill", core.QUIET)
+        assert job is not None
         if timeout == 0 and chance.random() < 0.5:
             job.cancel()
         try:

@@ -7,13 +7,16 @@ import random
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+from tests.matching_rules import MatchingRules
 from tests.native.ranks import TINY, Failed, as_threads, finish, make_geometry, make_plan
 from tests.waiting import settle
 
 from collectived_native import core, segment
+from collectived_proto.types import ANY_SOURCE
 
 RING = 256 << 10
 SIZES = (0, 1, 8, 3000, 4088, 4096, 5000, RING - 1, RING, RING + 1, 3 * RING + 5)
@@ -404,3 +407,63 @@ def test_a_ring_of_ranks_passes_large_letters_all_at_once() -> None:
         return all(found)
 
     assert as_threads(seats, body, geometry=replace(ROOMY, seats=seats)) == [True] * seats
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_receives_take_what_the_rules_say_in_any_order_of_events(seed: int) -> None:
+    """Events one after the other: letters of two senders, receives from one or any, and cancels."""
+
+    def body(engine: core.Engine, rank: int) -> bool:
+        engines[rank] = engine
+        meet.wait(20)
+        if rank == 0:
+            play(engines, random.Random(seed))
+        meet.wait(50)
+        return True
+
+    engines: dict[int, core.Engine] = {}
+    meet = threading.Barrier(3)
+    assert as_threads(3, body) == [True] * 3
+
+
+def play(engines: dict[int, core.Engine], chance: random.Random) -> None:
+    rules = MatchingRules()
+    posted: dict[int, tuple[core.Job, np.ndarray]] = {}
+    for number in range(120):
+        tag, what = chance.randrange(2), chance.random()
+        if what < 0.45:
+            sender = chance.choice((1, 2))
+            value = np.array([sender, number], np.int64)
+            finish(engines[sender], engines[sender].send(0, tag, (value,), 0, b"pair", core.BLOCKING))
+            taker = rules.deliver(number, sender, tag)
+            if taker is not None:
+                taken(posted.pop(taker), sender, number)
+        elif what < 0.9:
+            source, out = chance.choice((1, 2, ANY_SOURCE)), np.zeros(2, np.int64)
+            job = engines[0].receive(-1 if source == ANY_SOURCE else source, tag, (out,), 0, b"pair", core.QUIET)
+            assert job is not None
+            waits = {sender for _, sender, other in rules.messages if other == tag and source in (sender, ANY_SOURCE)}
+            if not waits:
+                assert rules.post(number, source, tag) is None and job.source() == -1
+                posted[number] = job, out
+                continue
+            settle(partial(is_over, job, core.COMPLETE))
+            assert job.source() in waits  # of several the core takes one after the other, which is fair
+            taken((job, out), *(rules.post(number, job.source(), tag) or (-1, -1)))
+        elif posted:
+            victim = chance.choice(list(posted))
+            assert rules.withdraw(victim)
+            job, _ = posted.pop(victim)
+            job.cancel()
+            settle(partial(is_over, job, core.CANCELLED))
+
+
+def taken(receive: tuple[core.Job, np.ndarray], sender: int, number: int) -> None:
+    """That receive has taken this message."""
+    job, out = receive
+    settle(partial(is_over, job, core.COMPLETE))
+    assert (job.source(), out.tolist()) == (sender, [sender, number])
+
+
+def is_over(job: core.Job, state: int) -> bool:
+    return job.state() == state

@@ -18,6 +18,7 @@ WAITS = {
     "result": lambda group: group.barrier(async_op=True).result(),
     "deadline": lambda group: group.barrier(cd.CommunicationOptions(timeout_seconds=30)),
     "recv": lambda group: group.recv(0),
+    "recv from any": lambda group: group.recv(),
 }
 
 def say_when_it_waits():
@@ -42,7 +43,7 @@ with cd.connect() as session:
 """
 
 
-@pytest.mark.parametrize("use", ["barrier", "result", "deadline", "recv"])
+@pytest.mark.parametrize("use", ["barrier", "result", "deadline", "recv", "recv from any"])
 def test_ctrl_c_in_a_wait_is_raised_within_a_tenth_of_a_second_and_aborts_the_group(one_worker: Any, use: str) -> None:
     took: list[float] = []
     while not took or (took[-1] >= 0.1 and len(took) < 3):  # this machine may be busy

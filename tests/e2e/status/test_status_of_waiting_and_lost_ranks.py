@@ -11,6 +11,7 @@ import pytest
 from tests.waiting import settle
 
 import collectived as cd
+from collectived_proto.types import ANY_SOURCE
 from collectived_proto.v1 import coordinator_pb2_grpc, status_pb2
 
 
@@ -25,8 +26,9 @@ def until(cluster: Any, fact: Any) -> status_pb2.GroupStatus:
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("source", [0, None])
 def test_status_tells_which_rank_waits_for_a_letter_of_which(
-    request: pytest.FixtureRequest, workers: int, async_op: bool
+    request: pytest.FixtureRequest, workers: int, async_op: bool, source: int | None
 ) -> None:
     cluster: Any = request.getfixturevalue("one_worker" if workers == 1 else "two_workers")
     seen = threading.Event()
@@ -37,13 +39,14 @@ def test_status_tells_which_rank_waits_for_a_letter_of_which(
             seen.set()
             group.send(np.ones(3), 1, tag=5)
             return told
-        received = group.recv(0, tag=5, async_op=async_op)
+        received = group.recv(source, tag=5, async_op=async_op)
         return received.result() if async_op else received
 
     told, letter = cluster.run(2, body)
     assert seen.is_set() and letter.tolist() == [1, 1, 1]
     (post,) = told.posts
-    assert (post.rank, post.peer, post.tag, post.op) == (1, 0, 5, "recv(source=0, tag=5)")
+    peer = ANY_SOURCE if source is None else source
+    assert (post.rank, post.peer, post.tag, post.op) == (1, peer, 5, f"recv(source={source}, tag=5)")
     assert "test_status_of_waiting_and_lost_ranks.py" in post.site and post.seconds >= 0
     until(cluster, lambda one: one.generation == told.generation and not one.posts)
 

@@ -26,6 +26,7 @@ from collectived_launcher.status.discovery import TIMEOUT, Unreachable, find_tar
 from collectived_launcher.status.filters import filter_findings, filter_status
 from collectived_launcher.status.tables import build_tables, devices_text
 from collectived_proto.ipc import job_files
+from collectived_proto.types import ANY_SOURCE
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.v1 import worker_pb2_grpc
@@ -261,6 +262,7 @@ def with_posts() -> pb.StatusReply:
     group = answer.groups[0]
     group.posts.add(rank=1, peer=0, tag=3, op="recv(source=0, tag=3)", site="train.py:95", seconds=75)
     group.posts.add(rank=0, peer=1, op="send(to=1, tag=0)", site="train.py:96", seconds=0.5, bytes=2048)
+    group.posts.add(rank=0, peer=ANY_SOURCE, op="recv(source=None, tag=0)", site="train.py:97", seconds=0.5)
     return answer
 
 
@@ -269,6 +271,7 @@ def test_sends_and_receives_that_wait_are_in_flight() -> None:
     assert [[word.strip() for word in row if word.strip()] for row in rows] == [
         ["world", "recv(source=0, tag=3)", "waiting", "-", "1 min 15 s", "1", "0", "train.py:95", "-", "-", "-"],
         ["world", "send(to=1, tag=0)", "waiting", "2.0 KiB", "0.5 s", "0", "1", "train.py:96", "-", "-", "-"],
+        ["world", "recv(source=None, tag=0)", "waiting", "-", "0.5 s", "0", "any", "train.py:97", "-", "-", "-"],
     ]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from collectived_proto.report.findings import FindingKind, Severity, StatusFinding, collect_findings
 from collectived_proto.report.phrases import format_duration
+from collectived_proto.types import ANY_SOURCE
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
 
@@ -147,6 +148,15 @@ def test_a_receive_that_waits_long_names_the_rank_at_its_other_end() -> None:
     assert only(reply).sentence == (
         "group world: recv(source=0, tag=3) of rank 1 at train.py:95 has waited 1 min 15 s for rank 0 "
         "(host h, pid 70), which last called all_reduce(mean) at train.py:88, 2.5 s ago"
+    )
+
+
+def test_a_receive_from_any_rank_that_waits_long_names_none() -> None:
+    reply = job()
+    reply.groups[0].posts.add(rank=1, peer=ANY_SOURCE, op="recv(source=None, tag=0)", site="train.py:95", seconds=75)
+    finding = only(reply)
+    assert finding.ranks == () and finding.sentence == (
+        "group world: recv(source=None, tag=0) of rank 1 at train.py:95 has waited 1 min 15 s for any rank"
     )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
+from tests.matching_rules import MatchingRules
 
 from collectived_proto.types import ANY_SOURCE
 from collectived_runtime.engine.p2p.matcher import Matcher
@@ -71,52 +71,23 @@ def test_messages_for_a_receiver_that_has_gone_are_given_back_and_those_of_other
     assert sorted(matcher.list_messages()) == ["1.0", "1.1"]
 
 
-class Definition:
-    """The rules as they are said: in a list of receives and a list of messages, the first that fit."""
-
-    def __init__(self) -> None:
-        self.receives: list[tuple[Any, int, int]] = []
-        self.messages: list[tuple[Any, int, int]] = []
-
-    def post(self, receive: int, source: int, tag: int) -> tuple[int, int] | None:
-        for number, (message, sender, other) in enumerate(self.messages):
-            if tag == other and source in (sender, ANY_SOURCE):
-                del self.messages[number]
-                return sender, message
-        self.receives.append((receive, source, tag))
-        return None
-
-    def deliver(self, message: int, sender: int, tag: int) -> int | None:
-        for number, (receive, source, other) in enumerate(self.receives):
-            if tag == other and source in (sender, ANY_SOURCE):
-                del self.receives[number]
-                return int(receive)
-        self.messages.append((message, sender, tag))
-        return None
-
-    def withdraw(self, receive: int) -> bool:
-        before = len(self.receives)
-        self.receives = [one for one in self.receives if one[0] != receive]
-        return len(self.receives) < before
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_it_does_what_the_rules_say_in_any_order_of_events(seed: int) -> None:
-    chance, matcher, definition = random.Random(seed), Matcher[int, int](), Definition()
+    chance, matcher, rules = random.Random(seed), Matcher[int, int](), MatchingRules()
     for number in range(400):
         tag, source = chance.randrange(TAGS), chance.choice([*range(SENDERS), ANY_SOURCE])
         what = chance.random()
         if what < 0.45:
-            assert matcher.post(number, 9, source, tag) == definition.post(number, source, tag)
+            assert matcher.post(number, 9, source, tag) == rules.post(number, source, tag)
         elif what < 0.9:
             sender = chance.randrange(SENDERS)
-            expected = any(other == tag and wanted in (sender, ANY_SOURCE) for _, wanted, other in definition.receives)
+            expected = any(other == tag and wanted in (sender, ANY_SOURCE) for _, wanted, other in rules.receives)
             assert matcher.is_expected(9, sender, tag) is expected
-            assert matcher.deliver(number, 9, sender, tag) == definition.deliver(number, sender, tag)
+            assert matcher.deliver(number, 9, sender, tag) == rules.deliver(number, sender, tag)
         else:
             receive = chance.randrange(number + 1)
-            assert matcher.withdraw(receive) is definition.withdraw(receive)
-    assert sorted(matcher.list_messages()) == sorted(message for message, _, _ in definition.messages)
+            assert matcher.withdraw(receive) is rules.withdraw(receive)
+    assert sorted(matcher.list_messages()) == sorted(message for message, _, _ in rules.messages)
 
 
 def test_it_keeps_nothing_of_what_is_over(matcher: Matcher[str, str]) -> None:
