@@ -1,7 +1,7 @@
-"""The roll: which number each host's worker has, for workers that bring none (a DaemonSet cannot number its pods).
+"""The number of each host's worker, for workers that bring none (a DaemonSet cannot number its pods).
 
-A host keeps its number for as long as the roll is kept, so ranks keep their order: in the file beside the journal, over
-restarts of the coordinator. Numbers are small and none is given twice, not even one whose host has gone for good.
+A host keeps its number for as long as this file beside the journal is kept, over restarts of the coordinator too. So
+ranks keep their order. Numbers are small and none is given twice, not even one whose host has gone for good.
 
 The epoch journal: one line, the epoch of the last coordinator that used this file.
 
@@ -79,8 +79,8 @@ def _read(path: Path) -> dict[str, int]:
         return {}
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(
-            f'{path} is not the roll of workers, JSON such as {{"host": 0}} ({error}): remove it if hosts may get '
-            "other numbers"
+            f'{path} does not hold the numbers of workers, JSON such as {{"host": 0}} ({error}): remove it if '
+            "hosts may get other numbers"
         ) from None
 
 

@@ -156,29 +156,29 @@ class MetricsSnapshot:
     counts: Counts
 
 
-def collect_metrics(book: Registry, now: float) -> Iterator[MetricsSnapshot | None]:
+def collect_metrics(registry: Registry, now: float) -> Iterator[MetricsSnapshot | None]:
     """Take a census: None after each thing that needs some thinking, where others may go first; at last the census."""
     workers = tuple(
         WorkerSample(task, worker.connected, max(0.0, now - worker.last_seen_at))
-        for task, worker in sorted(book.workers.items())
+        for task, worker in sorted(registry.workers.items())
     )
     yield None
     groups: list[GroupSample] = []
     late: list[Straggler] = []
-    for _, generation in sorted(book.generations.items()):
-        if not generation.is_over and generation.info.generation not in book.measurements:
-            groups.append(_group(book, generation, now))
-            late = stragglers.select_worst([*late, *stragglers.find_stragglers(book, generation, now)])
+    for _, generation in sorted(registry.generations.items()):
+        if not generation.is_over and generation.info.generation not in registry.measurements:
+            groups.append(_group(registry, generation, now))
+            late = stragglers.select_worst([*late, *stragglers.find_stragglers(registry, generation, now)])
             yield None
-    forming = len(book.forming) + len(book.measurements)
-    joining = sum(len(forming.pending_joins) for forming in book.forming.values())
-    yield MetricsSnapshot(workers, tuple(groups), forming, joining, tuple(late), book.counts)
+    forming = len(registry.forming) + len(registry.measurements)
+    joining = sum(len(forming.pending_joins) for forming in registry.forming.values())
+    yield MetricsSnapshot(workers, tuple(groups), forming, joining, tuple(late), registry.counts)
 
 
-def _group(book: Registry, generation: GroupRun, now: float) -> GroupSample:
+def _group(registry: Registry, generation: GroupRun, now: float) -> GroupSample:
     name = unscoped_name(generation.info.name)
     if generation.idle or not generation.evidence:
         return GroupSample(name, 0, 0, 0.0)
     first = min(generation.evidence)
-    waited = book.stall_seconds + max(0.0, now - generation.evidence[first].since)
+    waited = registry.stall_seconds + max(0.0, now - generation.evidence[first].since)
     return GroupSample(name, len(generation.evidence), len(stragglers.missing_ranks(generation, first)), waited)

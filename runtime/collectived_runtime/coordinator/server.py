@@ -59,8 +59,8 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
     Prints `ready ` and a JSON object (address, addresses, epoch, pid, page) on one line when it serves.
 
     Raises:
-        SystemExit: an address, the journal, its roll or the file of tables cannot be used, or a later coordinator is
-            obeyed; the reason has been printed.
+        SystemExit: an address, the journal or a file beside it cannot be used, or a later coordinator is obeyed; the
+            reason has been printed.
     """
     with catch_stop_signals() as signalled, _rare_gc():
         try:
@@ -158,16 +158,20 @@ def _make_service(epoch: int, settings: CoordinatorSettings) -> CoordinatorServi
     except (OSError, ValueError) as error:
         _fail(f"the stored tables cannot be used: {error}")
     try:
-        roll = TaskIdFile(settings.journal.with_name(f"{settings.journal.name}.workers") if settings.journal else None)
+        task_ids = TaskIdFile(
+            settings.journal.with_name(f"{settings.journal.name}.workers") if settings.journal else None
+        )
     except (OSError, ValueError) as error:
-        _fail(f"the roll of workers cannot be used: {error}")
+        _fail(f"the numbers of workers cannot be used: {error}")
     limits = GroupLimits(settings.max_groups, settings.max_group_ranks)
     links = "" if settings.secret else secrets.token_hex(32)
     times = (settings.heartbeat_seconds, settings.stall_seconds)
     coordinator = Coordinator(epoch, *times, settings.tune, stored, limits, link_secret=links)
     if tables:
-        return CoordinatorService(coordinator, settings.job, store=partial(files.store_table, tables), roll=roll)
-    return CoordinatorService(coordinator, settings.job, roll=roll)
+        return CoordinatorService(
+            coordinator, settings.job, store=partial(files.store_table, tables), task_ids=task_ids
+        )
+    return CoordinatorService(coordinator, settings.job, task_ids=task_ids)
 
 
 def _make_metrics_server(

@@ -95,7 +95,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         address: where this coordinator is served, for status; may be set later.
         insecure: it admits everybody; likewise. restarted: another coordinator was there before; likewise.
         store: keeps the table of links that were measured; raises ValueError or OSError where it cannot.
-        roll: numbers of workers that bring none; None: kept in memory alone.
+        task_ids: numbers of workers that bring none; None: kept in memory alone.
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         job: str = "",
         address: str = "",
         store: Callable[[str, tuple[Tier, ...]], None] = lambda name, table: None,
-        roll: TaskIdFile | None = None,
+        task_ids: TaskIdFile | None = None,
     ) -> None:
         self.job = job
         self.address = address
         self.insecure = self.restarted = False
         self._save_table = store
-        self._task_ids = roll or TaskIdFile()
+        self._task_ids = task_ids or TaskIdFile()
         self._coordinator = coordinator
         self._streams: dict[int, WorkerStream] = {}
         self._started = time.monotonic()
@@ -271,7 +271,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         try:
             task = self._task_ids.assign_task_id(request.host, self._coordinator.hosts)
         except OSError as error:
-            await context.abort(grpc.StatusCode.INTERNAL, f"the roll of workers cannot be written: {error}")
+            await context.abort(grpc.StatusCode.INTERNAL, f"the numbers of workers cannot be written: {error}")
         return coordinator_pb2.EnlistReply(task=task)
 
     # The core

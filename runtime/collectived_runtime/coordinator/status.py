@@ -78,41 +78,43 @@ class Snapshot:
     failures: tuple[FailureView, ...]  # latest first
 
 
-def take_snapshot(book: Registry, now: float) -> Snapshot:
+def take_snapshot(registry: Registry, now: float) -> Snapshot:
     return Snapshot(
-        book.epoch,
+        registry.epoch,
         tuple(
             WorkerView(worker.hello, worker.connected, max(0.0, now - worker.last_seen_at))
-            for _, worker in sorted(book.workers.items())
+            for _, worker in sorted(registry.workers.items())
         ),
-        tuple(_groups(book, now)),
-        tuple(FailureView(now - failure.at, failure.verdict) for failure in book.failures),
+        tuple(_groups(registry, now)),
+        tuple(FailureView(now - failure.at, failure.verdict) for failure in registry.failures),
     )
 
 
-def _groups(book: Registry, now: float) -> Iterator[GroupView]:
-    for forming in book.forming.values():
-        yield _forming_view(book, forming, now)
-    for generation in book.generations.values():
+def _groups(registry: Registry, now: float) -> Iterator[GroupView]:
+    for forming in registry.forming.values():
+        yield _forming_view(registry, forming, now)
+    for generation in registry.generations.values():
         if not generation.is_over:
-            yield _run_view(book, generation, now)
+            yield _run_view(registry, generation, now)
     # Of what is over only the latest generation of each name, and of those the most recent.
-    latest = (number for number in reversed(book.finished_generations) if number in book.latest_generations.values())
+    latest = (
+        number for number in reversed(registry.finished_generations) if number in registry.latest_generations.values()
+    )
     for number in islice(latest, MAX_FINISHED_SHOWN):
-        yield _run_view(book, book.generations[number], now)
+        yield _run_view(registry, registry.generations[number], now)
 
 
-def _forming_view(book: Registry, forming: FormingGroup, now: float) -> GroupView:
+def _forming_view(registry: Registry, forming: FormingGroup, now: float) -> GroupView:
     # Ranks are given when all are here; until then those who named none are shown in the gaps.
     free = (rank for rank in range(forming.max_size) if rank not in forming.joins_by_rank)
     members = tuple(
         Member(next(free) if ask.rank is None else ask.rank, ask.device, task, ask.host, ask.pid, ask.label)
         for task, ask in ((waiting.task, waiting.ask) for waiting in forming.pending_joins.values())
     )
-    text = rendezvous.describe_progress(book, forming)
+    text = rendezvous.describe_progress(registry, forming)
     return GroupView(
         forming.name,
-        book.keys.get(forming.name, 0),
+        registry.keys.get(forming.name, 0),
         0,
         "forming",
         forming.max_size,
@@ -123,14 +125,14 @@ def _forming_view(book: Registry, forming: FormingGroup, now: float) -> GroupVie
     )
 
 
-def _run_view(book: Registry, generation: GroupRun, now: float) -> GroupView:
+def _run_view(registry: Registry, generation: GroupRun, now: float) -> GroupView:
     info = generation.info
-    measuring = info.generation in book.measurements
+    measuring = info.generation in registry.measurements
     state = "ended" if generation.has_ended else "failed" if generation.failed else "forming" if measuring else "ready"
     state = "draining" if state == "ready" and generation.drained_from is not None else state
     left = [rank for rank, how in sorted(generation.departed.items()) if how is not Departure.MOVED]
     pending = tuple(
-        _pending_view(generation, instance, book.stall_seconds, now) for instance in sorted(generation.evidence)
+        _pending_view(generation, instance, registry.stall_seconds, now) for instance in sorted(generation.evidence)
     )
     return GroupView(
         info.name,

@@ -74,8 +74,8 @@ class ThrottleInterceptor(grpc.aio.ServerInterceptor):
             return grpc.stream_stream_rpc_method_handler(self._reject_unknown_method)
         if handler_call_details.method == _OPEN_SESSION:
             return guard_handler(handler, self._throttle_open_session)
-        turns = self._method_throttles.get(handler_call_details.method)
-        return handler if turns is None else guard_handler(handler, partial(self._throttle_call, turns))
+        throttle = self._method_throttles.get(handler_call_details.method)
+        return handler if throttle is None else guard_handler(handler, partial(self._throttle_call, throttle))
 
     async def _throttle_open_session(self, context: Context) -> None:
         """Who is shown out for nonsense comes again at once: that costs its user time, and nobody else."""
@@ -83,8 +83,8 @@ class ThrottleInterceptor(grpc.aio.ServerInterceptor):
         heard = min(MAX_MALFORMED_CHARGED, self._rejections.take_malformed(caller))
         await self._open_session_throttle.wait(caller, 1.0 + MALFORMED_COST * heard)
 
-    async def _throttle_call(self, turns: Throttle, context: Context) -> None:
-        await turns.wait(self._callers.get_throttle_key(context))
+    async def _throttle_call(self, throttle: Throttle, context: Context) -> None:
+        await throttle.wait(self._callers.get_throttle_key(context))
 
     async def _reject_unknown_method(self, requests: object, context: Context) -> None:
         await self._unknown_method_throttle.wait(self._callers.get_throttle_key(context))

@@ -39,5 +39,5 @@ def test_without_a_file_they_are_kept_for_as_long_as_it_lives() -> None:
 @pytest.mark.parametrize("text", ["", "[]", '{"a": "first"}'])
 def test_a_file_that_is_no_roll_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "roll").write_text(text)
-    with pytest.raises(ValueError, match="roll is not the roll of workers.* remove it"):
+    with pytest.raises(ValueError, match="roll does not hold the numbers of workers.* remove it"):
         TaskIdFile(tmp_path / "roll")

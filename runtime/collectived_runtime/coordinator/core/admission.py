@@ -25,17 +25,17 @@ class Rejection(NamedTuple):
     limit: Limit | None = None
 
 
-def find_rejection(book: Registry, task: int, ask: JoinAsk, forming: FormingGroup | None) -> Rejection | None:
+def find_rejection(registry: Registry, task: int, ask: JoinAsk, forming: FormingGroup | None) -> Rejection | None:
     """Why this join of a client of worker `task` cannot be granted; None where it can."""
-    if away := draining.refusal_reason(book, task, ask.name):
+    if away := draining.refusal_reason(registry, task, ask.name):
         return Rejection(Code.UNAVAILABLE, away, away)
     if flaw := _find_flaw(ask, task):
         return Rejection(Code.INVALID_ARGUMENT, flaw, flaw)
     if forming is not None and (conflict := _find_conflict(ask, forming)):
         return conflict
-    if apart := _version_conflict(book, task, forming):
+    if apart := _version_conflict(registry, task, forming):
         return Rejection(Code.FAILED_PRECONDITION, apart, apart)
-    return _exceeded_limit(book, ask, forming)
+    return _exceeded_limit(registry, ask, forming)
 
 
 def record_rejection(forming: FormingGroup, join: PendingJoin, why: Rejection) -> bool:
@@ -97,9 +97,9 @@ def _find_conflict(ask: JoinAsk, forming: FormingGroup) -> Rejection | None:
     return None
 
 
-def _version_conflict(book: Registry, task: int, forming: FormingGroup | None) -> str:
+def _version_conflict(registry: Registry, task: int, forming: FormingGroup | None) -> str:
     """Why this worker cannot have links to those of a group that forms, by their versions; '' where it can."""
-    theirs = book.workers[task].hello.versions
+    theirs = registry.workers[task].hello.versions
     for versions, other in forming.worker_by_versions.items() if forming else ():
         try:
             negotiate_version(theirs, f"worker {task}", f"worker {other}", versions)
@@ -108,16 +108,16 @@ def _version_conflict(book: Registry, task: int, forming: FormingGroup | None) -
     return ""
 
 
-def _exceeded_limit(book: Registry, ask: JoinAsk, forming: FormingGroup | None) -> Rejection | None:
-    if book.limits.ranks and ask.max_size > book.limits.ranks:
+def _exceeded_limit(registry: Registry, ask: JoinAsk, forming: FormingGroup | None) -> Rejection | None:
+    if registry.limits.ranks and ask.max_size > registry.limits.ranks:
         what = f"a group of {ask.max_size} ranks was asked for"
-        text = format_limit_error(what, book.limits.ranks, "max_group_ranks", "make it smaller")
+        text = format_limit_error(what, registry.limits.ranks, "max_group_ranks", "make it smaller")
         return Rejection(Code.RESOURCE_EXHAUSTED, text, text, Limit.GROUP_RANKS)
-    if forming is None and book.limits.groups:
-        count = len(book.forming) + sum(not generation.is_over for generation in book.generations.values())
-        if count >= book.limits.groups:
+    if forming is None and registry.limits.groups:
+        count = len(registry.forming) + sum(not generation.is_over for generation in registry.generations.values())
+        if count >= registry.limits.groups:
             text = format_limit_error(
-                f"this coordinator has {count} groups", book.limits.groups, "max_groups", "leave some"
+                f"this coordinator has {count} groups", registry.limits.groups, "max_groups", "leave some"
             )
             return Rejection(Code.RESOURCE_EXHAUSTED, text, text, Limit.GROUPS)
     return None

@@ -95,20 +95,20 @@ class Coordinator:
         return self.registry.timers[0][0] if self.registry.timers else None
 
     def _dispatch(self, event: Event, now: float) -> Iterator[Effect]:
-        book = self.registry
+        registry = self.registry
         match event:
             case WorkerAttached(hello, clock):
-                yield from membership.handle_attach(book, hello, clock, now)
+                yield from membership.handle_attach(registry, hello, clock, now)
             case WorkerDetached():
-                yield from membership.handle_detach(book, event, now)
+                yield from membership.handle_detach(registry, event, now)
             case DrainRequested():
-                yield from draining.handle_drain_request(book, event, now)
+                yield from draining.handle_drain_request(registry, event, now)
             case Tick():
                 yield from self._tick(now)
-            case _ if event.task not in book.workers:
+            case _ if event.task not in registry.workers:
                 yield Log("debug", f"worker {event.task} is not attached, its {type(event).__name__} is ignored")
             case _:
-                book.workers[event.task].last_seen_at = now
+                registry.workers[event.task].last_seen_at = now
                 yield from self._dispatch_worker_event(event, now)
 
     def _dispatch_worker_event(
@@ -123,26 +123,26 @@ class Coordinator:
         | WorkerDrained,
         now: float,
     ) -> Iterator[Effect]:
-        book = self.registry
+        registry = self.registry
         match event:
             case Heartbeat():
-                membership.handle_heartbeat(book, event, now)
+                membership.handle_heartbeat(registry, event, now)
             case JoinAsked(task, ask):
-                yield from rendezvous.handle_join(book, task, ask, now)
+                yield from rendezvous.handle_join(registry, task, ask, now)
             case JoinCancelled():
-                yield from rendezvous.handle_join_cancel(book, event, now)
+                yield from rendezvous.handle_join_cancel(registry, event, now)
             case FaultReported():
-                yield from faults.handle_report(book, event, now)
+                yield from faults.handle_report(registry, event, now)
             case QueryAnswered():
-                yield from faults.handle_query_answer(book, event, now)
+                yield from faults.handle_query_answer(registry, event, now)
             case LinkMeasured():
-                yield from rendezvous.handle_measurement(book, event)
+                yield from rendezvous.handle_measurement(registry, event)
             case WorkerDrained():
-                yield from draining.handle_worker_drained(book, event, now)
-            case Promised() if draining.is_drain_proposal(book, event.proposal):
-                yield from draining.handle_promise(book, event, now)
+                yield from draining.handle_worker_drained(registry, event, now)
+            case Promised() if draining.is_drain_proposal(registry, event.proposal):
+                yield from draining.handle_promise(registry, event, now)
             case Promised():
-                yield from scaling.handle_promise(book, event, now)
+                yield from scaling.handle_promise(registry, event, now)
 
     def _tick(self, now: float) -> Iterator[Effect]:
         due = self.next_deadline()
@@ -152,27 +152,27 @@ class Coordinator:
             yield from self._fire(timer, now)
 
     def _fire(self, timer: Timer, now: float) -> Iterator[Effect]:
-        book = self.registry
+        registry = self.registry
         match timer:
             case WorkerTimeout():
-                yield from membership.on_worker_timeout(book, timer, now)
+                yield from membership.on_worker_timeout(registry, timer, now)
             case InquiryTimeout(query):
-                yield from faults.on_inquiry_timeout(book, query, now)
+                yield from faults.on_inquiry_timeout(registry, query, now)
             case InquiryRetry(query):
-                yield from faults.on_inquiry_retry(book, query, now)
+                yield from faults.on_inquiry_retry(registry, query, now)
             case SettleTimeout():
-                yield from rendezvous.on_settle_timeout(book, timer, now)
+                yield from rendezvous.on_settle_timeout(registry, timer, now)
             case ProgressTimer(name):
-                yield from rendezvous.on_progress_timer(book, name, now)
+                yield from rendezvous.on_progress_timer(registry, name, now)
             case ReattachTimeout(number):
-                yield from membership.on_reattach_timeout(book, number, now)
+                yield from membership.on_reattach_timeout(registry, number, now)
             case MeasurementTimeout(number):
-                yield from rendezvous.finish_measurement(book, number)
+                yield from rendezvous.finish_measurement(registry, number)
             case DrainRetry():
-                yield from draining.on_retry_timer(book, timer, now)
+                yield from draining.on_retry_timer(registry, timer, now)
             case DrainTimeout():
-                yield from draining.on_drain_timeout(book, timer)
-            case ProposalTimeout() if draining.is_drain_proposal(book, timer.proposal):
-                yield from draining.on_proposal_timeout(book, timer, now)
+                yield from draining.on_drain_timeout(registry, timer)
+            case ProposalTimeout() if draining.is_drain_proposal(registry, timer.proposal):
+                yield from draining.on_proposal_timeout(registry, timer, now)
             case ProposalTimeout():
-                yield from scaling.on_proposal_timeout(book, timer, now)
+                yield from scaling.on_proposal_timeout(registry, timer, now)

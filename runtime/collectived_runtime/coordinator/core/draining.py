@@ -48,128 +48,130 @@ RETRY_SECONDS = 0.25  # while workers of a generation are awaited after a restar
 ANSWER_GRACE_SECONDS = 5.0  # after its timeout a worker that has not answered is not waited for
 
 
-def handle_drain_request(book: Registry, event: DrainRequested, now: float) -> Iterator[Effect]:
+def handle_drain_request(registry: Registry, event: DrainRequested, now: float) -> Iterator[Effect]:
     """Begin to drain workers or a group."""
-    tasks = _tasks(book, event)
-    concerned = [one for one in book.generations.values() if not one.is_over and _is_affected(one, tasks, event.group)]
+    tasks = _tasks(registry, event)
+    concerned = [
+        one for one in registry.generations.values() if not one.is_over and _is_affected(one, tasks, event.group)
+    ]
     forming = [
-        one for one in book.forming.values() if event.group and event.group in (one.name, unscoped_name(one.name))
+        one for one in registry.forming.values() if event.group and event.group in (one.name, unscoped_name(one.name))
     ]
     if not (tasks or concerned or forming):
-        yield DrainDone(event.request, error=_no_target_text(book, event))
+        yield DrainDone(event.request, error=_no_target_text(registry, event))
         return
-    drain = Drain(event.request, _target(book, tasks, event), tasks, event.timeout_seconds, event.stay, event.group)
-    book.drains[drain.request] = drain
-    book.add_timer(now + drain.timeout_seconds + ANSWER_GRACE_SECONDS, DrainTimeout(drain.request))
+    drain = Drain(event.request, _target(registry, tasks, event), tasks, event.timeout_seconds, event.stay, event.group)
+    registry.drains[drain.request] = drain
+    registry.add_timer(now + drain.timeout_seconds + ANSWER_GRACE_SECONDS, DrainTimeout(drain.request))
     yield Log("info", f"{drain.target} is being drained, within {format_seconds(drain.timeout_seconds)}")
     for task in tasks:
-        book.workers[task].draining = True
-    yield from _refuse_pending_joins(book, drain)
+        registry.workers[task].draining = True
+    yield from _refuse_pending_joins(registry, drain)
     drain.generations = [one.info.generation for one in concerned]
     drain.undecided_generations = set(drain.generations)
     for generation in concerned:
-        yield from _propose_drain(book, drain, generation, now)
-    yield from _send_orders_if_decided(book, drain, now)
+        yield from _propose_drain(registry, drain, generation, now)
+    yield from _send_orders_if_decided(registry, drain, now)
 
 
-def refusal_reason(book: Registry, task: int, name: str) -> str:
+def refusal_reason(registry: Registry, task: int, name: str) -> str:
     """Why a join of a group at that worker cannot be granted now; '' where it can."""
-    worker = book.workers[task]
+    worker = registry.workers[task]
     if worker.draining:
         return (
             f"worker {task} (host {worker.hello.host}) is draining and takes no new ranks: connect to another worker, "
             "or wait until it has been started again"
         )
-    if any(drain.group and drain.group in (name, unscoped_name(name)) for drain in book.drains.values()):
+    if any(drain.group and drain.group in (name, unscoped_name(name)) for drain in registry.drains.values()):
         return f"group {unscoped_name(name)!r} is draining and takes no new ranks: join it again when that is over"
     return ""
 
 
-def is_drain_proposal(book: Registry, proposal: int) -> bool:
+def is_drain_proposal(registry: Registry, proposal: int) -> bool:
     """Return whether a proposal was made for a drain."""
-    known = book.proposals.get(proposal)
+    known = registry.proposals.get(proposal)
     return known is not None and known.drain != 0
 
 
-def handle_promise(book: Registry, event: Promised, now: float) -> Iterator[Effect]:
+def handle_promise(registry: Registry, event: Promised, now: float) -> Iterator[Effect]:
     """Take a worker's promise; the last one says what runs."""
-    proposal = book.proposals[event.proposal]
+    proposal = registry.proposals[event.proposal]
     if event.task in proposal.pending_workers:
         proposal.pending_workers.discard(event.task)
         proposal.from_instance = max(proposal.from_instance, event.from_instance, event.next_instance)
         if not proposal.pending_workers:
-            yield from _conclude_proposal(book, event.proposal, now)
+            yield from _conclude_proposal(registry, event.proposal, now)
 
 
-def on_proposal_timeout(book: Registry, timer: ProposalTimeout, now: float) -> Iterator[Effect]:
+def on_proposal_timeout(registry: Registry, timer: ProposalTimeout, now: float) -> Iterator[Effect]:
     """Not all have answered in time: decided by what is known."""
-    yield from _conclude_proposal(book, timer.proposal, now)
+    yield from _conclude_proposal(registry, timer.proposal, now)
 
 
-def on_retry_timer(book: Registry, timer: DrainRetry, now: float) -> Iterator[Effect]:
+def on_retry_timer(registry: Registry, timer: DrainRetry, now: float) -> Iterator[Effect]:
     """Look again whether a generation can be decided about."""
-    drain, generation = book.drains.get(timer.request), book.generations.get(timer.generation)
+    drain, generation = registry.drains.get(timer.request), registry.generations.get(timer.generation)
     if drain is not None and timer.generation in drain.undecided_generations:
         if generation is None or generation.is_over:
             drain.undecided_generations.discard(timer.generation)
         else:
-            yield from _propose_drain(book, drain, generation, now)
-        yield from _send_orders_if_decided(book, drain, now)
+            yield from _propose_drain(registry, drain, generation, now)
+        yield from _send_orders_if_decided(registry, drain, now)
 
 
-def handle_worker_drained(book: Registry, event: WorkerDrained, now: float) -> Iterator[Effect]:
+def handle_worker_drained(registry: Registry, event: WorkerDrained, now: float) -> Iterator[Effect]:
     """A worker tells that nothing runs there any more, or what it had to cut."""
-    drain = book.drains.get(event.request)
+    drain = registry.drains.get(event.request)
     if drain is None or event.task not in drain.pending_workers:
         return
     drain.pending_workers.discard(event.task)
-    book.workers[event.task].drained = event.task in drain.tasks
+    registry.workers[event.task].drained = event.task in drain.tasks
     for cut in event.abandoned:
-        generation = book.generations.get(cut.generation)
+        generation = registry.generations.get(cut.generation)
         if generation is not None:
-            yield from _record_abandoned(book, drain, generation, cut, now)
+            yield from _record_abandoned(registry, drain, generation, cut, now)
     if not drain.pending_workers:
-        yield _finish_drain(book, drain)
+        yield _finish_drain(registry, drain)
 
 
-def handle_worker_loss(book: Registry, task: int, why: str) -> Iterator[Effect]:
+def handle_worker_loss(registry: Registry, task: int, why: str) -> Iterator[Effect]:
     """A worker that was to be drained is lost, or has ended."""
-    for drain in list(book.drains.values()):
+    for drain in list(registry.drains.values()):
         if not drain.is_ordered and task in drain.tasks:
             drain.notes.append(f"worker {task} went before it was known what runs there: {why}")
-            if not any(other in book.workers for other in drain.tasks):
-                yield _finish_drain(book, drain)
+            if not any(other in registry.workers for other in drain.tasks):
+                yield _finish_drain(registry, drain)
         elif task in drain.pending_workers:
             drain.pending_workers.discard(task)
             drain.notes.append(f"worker {task} did not tell whether all finished: {why}")
             if not drain.pending_workers and not drain.undecided_generations:
-                yield _finish_drain(book, drain)
+                yield _finish_drain(registry, drain)
 
 
-def on_drain_timeout(book: Registry, timer: DrainTimeout) -> Iterator[Effect]:
+def on_drain_timeout(registry: Registry, timer: DrainTimeout) -> Iterator[Effect]:
     """Whoever has not answered by now is not waited for."""
-    drain = book.drains.get(timer.request)
+    drain = registry.drains.get(timer.request)
     if drain is not None:
         waited = format_seconds(drain.timeout_seconds + ANSWER_GRACE_SECONDS)
         for task in sorted(drain.pending_workers):
             drain.notes.append(f"worker {task} has not answered for {waited}")
         if not drain.is_ordered:
             drain.notes.append(f"{drain.target} was not drained: its workers did not say within {waited} what runs")
-            for worker in (book.workers[task] for task in drain.tasks if task in book.workers):
+            for worker in (registry.workers[task] for task in drain.tasks if task in registry.workers):
                 worker.draining = False
             drain.tasks, drain.generations = [], []
-        yield _finish_drain(book, drain)
+        yield _finish_drain(registry, drain)
 
 
 # Whom it concerns
 
 
-def _tasks(book: Registry, event: DrainRequested) -> list[int]:
+def _tasks(registry: Registry, event: DrainRequested) -> list[int]:
     if event.group:
         return []
     if event.host:
-        return [task for task, worker in sorted(book.workers.items()) if worker.hello.host == event.host]
-    return [event.task] if event.task in book.workers else []
+        return [task for task, worker in sorted(registry.workers.items()) if worker.hello.host == event.host]
+    return [event.task] if event.task in registry.workers else []
 
 
 def _is_affected(generation: GroupRun, tasks: Iterable[int], group: str) -> bool:
@@ -177,94 +179,98 @@ def _is_affected(generation: GroupRun, tasks: Iterable[int], group: str) -> bool
     return group in (name, unscoped_name(name)) if group else any(generation.active_ranks(task) for task in tasks)
 
 
-def _target(book: Registry, tasks: list[int], event: DrainRequested) -> str:
+def _target(registry: Registry, tasks: list[int], event: DrainRequested) -> str:
     if event.group:
         return f"group {event.group!r}"
     if len(tasks) == 1:
-        return f"worker {tasks[0]} (host {book.workers[tasks[0]].hello.host})"
+        return f"worker {tasks[0]} (host {registry.workers[tasks[0]].hello.host})"
     return f"host {event.host} (workers {', '.join(map(str, tasks))})"
 
 
-def _no_target_text(book: Registry, event: DrainRequested) -> str:
+def _no_target_text(registry: Registry, event: DrainRequested) -> str:
     if event.group:
-        names = sorted({unscoped_name(one.info.name) for one in book.generations.values() if not one.is_over})
+        names = sorted({unscoped_name(one.info.name) for one in registry.generations.values() if not one.is_over})
         return f"no group {event.group!r} runs; groups: {', '.join(names) or 'none'}"
     if event.host:
-        hosts = sorted({worker.hello.host for worker in book.workers.values()})
+        hosts = sorted({worker.hello.host for worker in registry.workers.values()})
         return f"no worker is on host {event.host!r}; hosts: {', '.join(hosts) or 'none'}"
     return f"worker {event.task} is not attached"
 
 
-def _refuse_pending_joins(book: Registry, drain: Drain) -> Iterator[Effect]:
+def _refuse_pending_joins(registry: Registry, drain: Drain) -> Iterator[Effect]:
     """Join that wait at workers that go, or for a group that ends."""
-    for forming in list(book.forming.values()):
+    for forming in list(registry.forming.values()):
         gone = [
-            waiting for waiting in forming.pending_joins.values() if refusal_reason(book, waiting.task, forming.name)
+            waiting
+            for waiting in forming.pending_joins.values()
+            if refusal_reason(registry, waiting.task, forming.name)
         ]
         for waiting in gone:
-            text = refusal_reason(book, waiting.task, forming.name)
+            text = refusal_reason(registry, waiting.task, forming.name)
             yield SendToWorker(waiting.task, JoinRefused(waiting.ask.request, Code.UNAVAILABLE, text))
-            _remove_join(book, forming.name, waiting)
+            _remove_join(registry, forming.name, waiting)
 
 
-def _remove_join(book: Registry, name: str, gone: PendingJoin) -> None:
-    forming = book.forming[name]
+def _remove_join(registry: Registry, name: str, gone: PendingJoin) -> None:
+    forming = registry.forming[name]
     del forming.pending_joins[gone.task, gone.ask.request]
     if gone.ask.rank is not None:
         del forming.joins_by_rank[gone.ask.rank]
     if len(forming.pending_joins) < forming.min_size:
         forming.complete_at = None
     if not forming.pending_joins:
-        del book.forming[name]
-        book.discard_unused_key(name)
+        del registry.forming[name]
+        registry.discard_unused_key(name)
 
 
 # What runs
 
 
-def _propose_drain(book: Registry, drain: Drain, generation: GroupRun, now: float) -> Iterator[Effect]:
+def _propose_drain(registry: Registry, drain: Drain, generation: GroupRun, now: float) -> Iterator[Effect]:
     """Ask the workers of a generation how far their ranks have submitted."""
     number = generation.info.generation
     if generation.drained_from is not None:  # by an earlier drain
         drain.undecided_generations.discard(number)
         return
     # One proposal at a time: what another drain is asking about the same generation is an answer for this one too.
-    if generation.awaited_workers or is_drain_proposal(book, generation.proposal):
-        book.add_timer(now + RETRY_SECONDS, DrainRetry(drain.request, number))
+    if generation.awaited_workers or is_drain_proposal(registry, generation.proposal):
+        registry.add_timer(now + RETRY_SECONDS, DrainRetry(drain.request, number))
         return
-    book.proposals.pop(generation.proposal, None)  # one about newcomers has become idle
-    generation.proposal = book.new_id()
-    asked = {task for task in generation.ranks_by_worker if generation.active_ranks(task) and book.is_connected(task)}
-    book.proposals[generation.proposal] = Proposal(number, asked, drain=drain.request)
-    book.add_timer(now + PROMISE_TIMEOUT_SECONDS, ProposalTimeout(generation.proposal, number))
-    book.add_timer(
+    registry.proposals.pop(generation.proposal, None)  # one about newcomers has become idle
+    generation.proposal = registry.new_id()
+    asked = {
+        task for task in generation.ranks_by_worker if generation.active_ranks(task) and registry.is_connected(task)
+    }
+    registry.proposals[generation.proposal] = Proposal(number, asked, drain=drain.request)
+    registry.add_timer(now + PROMISE_TIMEOUT_SECONDS, ProposalTimeout(generation.proposal, number))
+    registry.add_timer(
         now + PROMISE_TIMEOUT_SECONDS + RETRY_SECONDS, DrainRetry(drain.request, number)
     )  # should it end amid that
     for task in sorted(asked):
         yield SendToWorker(task, Propose(generation.info.key, number, generation.proposal))
 
 
-def _conclude_proposal(book: Registry, number: int, now: float) -> Iterator[Effect]:
-    proposal = book.proposals.pop(number, None)
-    generation = book.generations.get(proposal.generation) if proposal else None
+def _conclude_proposal(registry: Registry, number: int, now: float) -> Iterator[Effect]:
+    proposal = registry.proposals.pop(number, None)
+    generation = registry.generations.get(proposal.generation) if proposal else None
     if proposal is None or generation is None:
         return
-    drain = book.drains.get(proposal.drain)
+    drain = registry.drains.get(proposal.drain)
     generation.proposal = 0
     if drain is not None:
         known = max((generation.last_submitted(rank) for rank in range(generation.info.size)), default=-1)
-        yield from _deliver_drain_verdict(book, drain, generation, max(proposal.from_instance, known + 1), now)
+        yield from _deliver_drain_verdict(registry, drain, generation, max(proposal.from_instance, known + 1), now)
     free = WaitingCount(generation.info.key, proposal.generation, number, -1, generation.waiting_count)
     for task in generation.ranks_by_worker:
-        if book.is_connected(task) and generation.active_ranks(task):
+        if registry.is_connected(task) and generation.active_ranks(task):
             yield SendToWorker(task, free)
     if drain is not None:
         drain.undecided_generations.discard(proposal.generation)
-        yield from _send_orders_if_decided(book, drain, now)
+        yield from _send_orders_if_decided(registry, drain, now)
 
 
 def _deliver_drain_verdict(
-    book: Registry, drain: Drain, generation: GroupRun, start: int, now: float
+    registry: Registry, drain: Drain, generation: GroupRun, start: int, now: float
 ) -> Iterator[Effect]:
     """From here on nothing begins, the same for all ranks."""
     what = "it" if drain.group else f"group {unscoped_name(generation.info.name)!r}"
@@ -274,31 +280,31 @@ def _deliver_drain_verdict(
     )
     verdict = verdicts.make_verdict(generation, Decision(Cause.DRAINED, text), start, now, instance=-1)
     generation.drained_from = start
-    yield from faults.deliver(book, generation, replace(verdict, orderly=True, op=""), now, fault=False)
+    yield from faults.deliver(registry, generation, replace(verdict, orderly=True, op=""), now, fault=False)
 
 
-def _send_orders_if_decided(book: Registry, drain: Drain, now: float) -> Iterator[Effect]:
+def _send_orders_if_decided(registry: Registry, drain: Drain, now: float) -> Iterator[Effect]:
     if drain.undecided_generations or drain.is_ordered:
         return
     drain.is_ordered = True
-    tasks = [task for task in drain.tasks if book.is_connected(task)]
+    tasks = [task for task in drain.tasks if registry.is_connected(task)]
     if drain.group:
-        found = (book.generations.get(number) for number in drain.generations)
+        found = (registry.generations.get(number) for number in drain.generations)
         tasks = sorted({task for one in found if one for task in one.ranks_by_worker if one.active_ranks(task)})
-        tasks = [task for task in tasks if book.is_connected(task)]
+        tasks = [task for task in tasks if registry.is_connected(task)]
     drain.pending_workers = set(tasks)
     order = DrainOrder(drain.request, drain.timeout_seconds, tuple(drain.generations), not drain.group, drain.stay)
     for task in tasks:
         yield SendToWorker(task, order)
     if not tasks:
-        yield _finish_drain(book, drain)
+        yield _finish_drain(registry, drain)
 
 
 # What was cut
 
 
 def _record_abandoned(
-    book: Registry, drain: Drain, generation: GroupRun, cut: AbandonedCollective, now: float
+    registry: Registry, drain: Drain, generation: GroupRun, cut: AbandonedCollective, now: float
 ) -> Iterator[Effect]:
     known = any((one.generation, one.instance) == (cut.generation, cut.instance) for one in drain.abandoned)
     if cut.instance < 0:
@@ -317,7 +323,7 @@ def _record_abandoned(
     )
     decision = Decision(Cause.DRAINED, text, told.missing)
     verdict = verdicts.make_verdict(generation, decision, cut.instance, now, instance=cut.instance)
-    yield from faults.deliver(book, generation, replace(verdict, op=op), now)
+    yield from faults.deliver(registry, generation, replace(verdict, op=op), now)
 
 
 def _site(generation: GroupRun, instance: int) -> str:
@@ -334,8 +340,8 @@ def _missing(generation: GroupRun, cut: AbandonedCollective) -> tuple[int, ...]:
     return tuple(rank for rank in ranks if not generation.has_submitted(rank, cut.instance))
 
 
-def _finish_drain(book: Registry, drain: Drain) -> DrainDone:
-    book.drains.pop(drain.request, None)
-    found = (book.generations.get(number) for number in drain.generations)
+def _finish_drain(registry: Registry, drain: Drain) -> DrainDone:
+    registry.drains.pop(drain.request, None)
+    found = (registry.generations.get(number) for number in drain.generations)
     names = tuple(dict.fromkeys(unscoped_name(generation.info.name) for generation in found if generation))
     return DrainDone(drain.request, tuple(drain.tasks), names, tuple(drain.abandoned), tuple(drain.notes))

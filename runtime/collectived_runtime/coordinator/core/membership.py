@@ -41,24 +41,24 @@ from collectived_runtime.coordinator.core.registry import (
 DAY_MS = 24 * 3600 * 1000
 
 
-def handle_attach(book: Registry, hello: WorkerHello, clock: int, now: float) -> Iterator[Effect]:
+def handle_attach(registry: Registry, hello: WorkerHello, clock: int, now: float) -> Iterator[Effect]:
     """A worker comes, or comes back. `clock`: milliseconds since 1970."""
-    if hello.highest_epoch > max(book.epoch, clock) + DAY_MS:
+    if hello.highest_epoch > max(registry.epoch, clock) + DAY_MS:
         why = (
             f"{hello} is refused: it obeys a coordinator of epoch {hello.highest_epoch}, more than a day ahead of this "
-            f"one's clock, {max(book.epoch, clock)}; an epoch is the time at which a coordinator was started, in "
+            f"one's clock, {max(registry.epoch, clock)}; an epoch is the time at which a coordinator was started, in "
             "milliseconds since 1970: start that worker again, or set this host's clock"
         )
         yield Disconnect(hello.task, hello.incarnation, Code.INVALID_ARGUMENT, why)
         yield Log("warning", why)
         return
-    if hello.highest_epoch > book.epoch:
+    if hello.highest_epoch > registry.epoch:
         yield Shutdown(
-            f"{hello} obeys a coordinator of epoch {hello.highest_epoch}, later than this one's {book.epoch}: "
+            f"{hello} obeys a coordinator of epoch {hello.highest_epoch}, later than this one's {registry.epoch}: "
             "two coordinators must not run for the same job, and the later one is obeyed"
         )
         return
-    old = book.workers.get(hello.task)
+    old = registry.workers.get(hello.task)
     if old and old.hello.incarnation != hello.incarnation:
         if old.connected:
             why = (
@@ -69,170 +69,170 @@ def handle_attach(book: Registry, hello: WorkerHello, clock: int, now: float) ->
             yield Disconnect(hello.task, hello.incarnation, Code.ALREADY_EXISTS, why)
             yield Log("warning", why)
             return
-        yield from remove_worker(book, hello.task, f"{old.hello} ended, and {hello} has taken its place", now)
-    back = hello.task in book.workers
-    book.counts.attached += 1
-    book.workers[hello.task] = WorkerRecord(hello, now, draining=hello.draining)
+        yield from remove_worker(registry, hello.task, f"{old.hello} ended, and {hello} has taken its place", now)
+    back = hello.task in registry.workers
+    registry.counts.attached += 1
+    registry.workers[hello.task] = WorkerRecord(hello, now, draining=hello.draining)
     if not back:  # else its timer runs already
-        book.add_timer(now + book.worker_timeout, WorkerTimeout(hello.task, hello.incarnation))
-    secret = _adopt_link_secret(book, hello)
-    yield SendToWorker(hello.task, Welcome(book.epoch, book.heartbeat_seconds, book.stall_seconds, secret))
+        registry.add_timer(now + registry.worker_timeout, WorkerTimeout(hello.task, hello.incarnation))
+    secret = _adopt_link_secret(registry, hello)
+    yield SendToWorker(hello.task, Welcome(registry.epoch, registry.heartbeat_seconds, registry.stall_seconds, secret))
     yield Log("info", f"{hello} {'is back' if back else 'is here'}")
-    yield from _adopt_all(book, hello, now)
+    yield from _adopt_all(registry, hello, now)
     if back:
-        yield from _resend_join_answers(book, hello)
-        yield from faults.resend_queries(book, hello.task)
+        yield from _resend_join_answers(registry, hello)
+        yield from faults.resend_queries(registry, hello.task)
 
 
-def _adopt_link_secret(book: Registry, hello: WorkerHello) -> str:
+def _adopt_link_secret(registry: Registry, hello: WorkerHello) -> str:
     """What a worker's links are proved with where the job has no secret.
 
     Whoever attaches first after a restart brings what an earlier coordinator gave, so that groups which run still dial.
     """
-    if not book.link_secret_given and len(hello.link_secret) == len(book.link_secret):
-        book.link_secret = hello.link_secret
-    book.link_secret_given = True
-    return book.link_secret
+    if not registry.link_secret_given and len(hello.link_secret) == len(registry.link_secret):
+        registry.link_secret = hello.link_secret
+    registry.link_secret_given = True
+    return registry.link_secret
 
 
-def handle_detach(book: Registry, event: WorkerDetached, now: float) -> Iterator[Effect]:
-    worker = book.workers.get(event.task)
+def handle_detach(registry: Registry, event: WorkerDetached, now: float) -> Iterator[Effect]:
+    worker = registry.workers.get(event.task)
     if worker is None or worker.hello.incarnation != event.incarnation:
         return
     worker.connected = False
     if event.orderly:
         how = f": {event.goodbye_reason}" if event.goodbye_reason else " in order"
-        yield from remove_worker(book, event.task, f"worker {event.task} went away{how}", now, orderly=True)
+        yield from remove_worker(registry, event.task, f"worker {event.task} went away{how}", now, orderly=True)
         return
     worker.last_seen_at = now  # so much longer it may stay away
     yield Log(
         "info",
         f"{worker.hello} is disconnected ({event.reason}); lost in "
-        f"{format_seconds(book.worker_timeout)} unless it is back",
+        f"{format_seconds(registry.worker_timeout)} unless it is back",
     )
 
 
-def on_worker_timeout(book: Registry, timer: WorkerTimeout, now: float) -> Iterator[Effect]:
+def on_worker_timeout(registry: Registry, timer: WorkerTimeout, now: float) -> Iterator[Effect]:
     """Declare a worker lost that was to be heard by now."""
-    worker = book.workers.get(timer.task)
+    worker = registry.workers.get(timer.task)
     if worker is None or worker.hello.incarnation != timer.incarnation:
         return
-    due = worker.last_seen_at + book.worker_timeout
+    due = worker.last_seen_at + registry.worker_timeout
     if due > now:
-        book.add_timer(due, timer)
+        registry.add_timer(due, timer)
     else:
         how = "not been heard" if worker.connected else "been disconnected"
         yield from remove_worker(
-            book, timer.task, f"worker {timer.task} has {how} for {format_seconds(book.worker_timeout)}", now
+            registry, timer.task, f"worker {timer.task} has {how} for {format_seconds(registry.worker_timeout)}", now
         )
 
 
-def remove_worker(book: Registry, task: int, why: str, now: float, orderly: bool = False) -> Iterator[Effect]:
+def remove_worker(registry: Registry, task: int, why: str, now: float, orderly: bool = False) -> Iterator[Effect]:
     """A worker is gone for good, and with it its joins and ranks."""
-    worker = book.workers.pop(task)
-    book.counts.lost += not orderly
+    worker = registry.workers.pop(task)
+    registry.counts.lost += not orderly
     yield Log("info" if orderly else "warning", f"{worker.hello} is {'gone' if orderly else 'lost'}: {why}")
     if worker.connected:
         text = f"{worker.hello} was given up: {why}; attach again"
         yield Disconnect(task, worker.hello.incarnation, Code.UNAVAILABLE, text)
-    yield from rendezvous.remove_worker_joins(book, task, now)
-    yield from draining.handle_worker_loss(book, task, why)
-    for generation in list(book.generations.values()):
+    yield from rendezvous.remove_worker_joins(registry, task, now)
+    yield from draining.handle_worker_loss(registry, task, why)
+    for generation in list(registry.generations.values()):
         if task in generation.ranks_by_worker and generation.awaited_workers:
             generation.absent_workers.add(task)
         elif task in generation.ranks_by_worker:
             # A drained worker that goes in order takes nothing with it that was still to finish.
             start = generation.drained_from or 0 if orderly and worker.drained else 0
-            yield from faults.mark_workers_lost(book, generation, [task], why, start, now)
-            yield from rendezvous.finish_measurement(book, generation.info.generation)
+            yield from faults.mark_workers_lost(registry, generation, [task], why, start, now)
+            yield from rendezvous.finish_measurement(registry, generation.info.generation)
 
 
-def handle_heartbeat(book: Registry, event: Heartbeat, now: float) -> None:
+def handle_heartbeat(registry: Registry, event: Heartbeat, now: float) -> None:
     """Note that a worker lives, and where its ranks stand."""
-    book.counts.heartbeats += 1
-    worker = book.workers[event.task]
+    registry.counts.heartbeats += 1
+    worker = registry.workers[event.task]
     if not event.more:
         worker.synced_at = now
     for number, positions in event.progress:
-        generation = book.generations.get(number)
+        generation = registry.generations.get(number)
         if generation is not None:
             generation.update_progress(event.task, -1, positions, now, worker)
             stragglers.update_wait_stats(generation, event.task, positions, now)
 
 
-def compensate_pause(book: Registry, late: float, now: float) -> None:
+def compensate_pause(registry: Registry, late: float, now: float) -> None:
     """After this process itself was stopped for a while no worker is judged: what they sent is still unread."""
-    if late > book.heartbeat_seconds / 2:
-        for worker in book.workers.values():
-            worker.last_seen_at = max(worker.last_seen_at, now - book.heartbeat_seconds)
+    if late > registry.heartbeat_seconds / 2:
+        for worker in registry.workers.values():
+            worker.last_seen_at = max(worker.last_seen_at, now - registry.heartbeat_seconds)
 
 
 # Coming back
 
 
-def _adopt_all(book: Registry, hello: WorkerHello, now: float) -> Iterator[Effect]:
+def _adopt_all(registry: Registry, hello: WorkerHello, now: float) -> Iterator[Effect]:
     listed = {item.group.generation for item in hello.groups}
     for item in hello.groups:
-        yield from _adopt(book, hello, item, now)
+        yield from _adopt(registry, hello, item, now)
         for verdict in item.verdicts:
             if verdict.successor and verdict.successor not in listed:
                 info = replace(item.group, generation=verdict.successor)
-                yield from _adopt(book, hello, AttachedGroup(info, item.ranks, idle=item.idle), now)
-    for generation in list(book.generations.values()):
+                yield from _adopt(registry, hello, AttachedGroup(info, item.ranks, idle=item.idle), now)
+    for generation in list(registry.generations.values()):
         if hello.task in generation.awaited_workers and generation.info.generation not in listed:
             generation.awaited_workers.discard(hello.task)
             generation.absent_workers.add(hello.task)
-            yield from _resume_if_complete(book, generation, now)
+            yield from _resume_if_complete(registry, generation, now)
 
 
-def _resend_join_answers(book: Registry, hello: WorkerHello) -> Iterator[Effect]:
+def _resend_join_answers(registry: Registry, hello: WorkerHello) -> Iterator[Effect]:
     """Send answers to joins again that were sent while nobody listened."""
     listed = {item.group.generation for item in hello.groups}
-    for (task, request), number in list(book.generation_by_join.items()):
-        generation = book.generations[number]
+    for (task, request), number in list(registry.generation_by_join.items()):
+        generation = registry.generations[number]
         if task != hello.task or number in listed or generation.is_over:
             continue
         if generation.requests[task, request] not in generation.departed:
-            yield from rendezvous.resend_join_answer(book, task, request)
+            yield from rendezvous.resend_join_answer(registry, task, request)
 
 
-def _adopt(book: Registry, hello: WorkerHello, item: AttachedGroup, now: float) -> Iterator[Effect]:
+def _adopt(registry: Registry, hello: WorkerHello, item: AttachedGroup, now: float) -> Iterator[Effect]:
     info = item.group
     in_order = all(member.rank == rank for rank, member in enumerate(info.members))
     if not in_order or not any(member.worker == hello.task for member in info.members):
         yield Log("warning", f"{hello} brings group {info.name!r}, of which it is no part: ignored")
         return
-    generation = book.generations.get(info.generation)
+    generation = registry.generations.get(info.generation)
     if generation is None:
-        generation = _restore_generation(book, item, now)
+        generation = _restore_generation(registry, item, now)
     generation.idle = generation.idle or item.idle
     for member in info.members:
         if member.worker == hello.task and member.rank not in generation.progress and member.last_instance >= 0:
             last = member.last_instance
             position = RankPosition(member.rank, last, last, member.last_op, member.last_site, member.idle_seconds)
             generation.progress[member.rank] = ReportedProgress(position, now)
-    yield from _compare_verdicts(book, generation, hello.task, item.verdicts, now)
+    yield from _compare_verdicts(registry, generation, hello.task, item.verdicts, now)
     generation.awaited_workers.discard(hello.task)
     generation.absent_workers.discard(hello.task)
-    yield from _resume_if_complete(book, generation, now)
+    yield from _resume_if_complete(registry, generation, now)
 
 
-def _restore_generation(book: Registry, item: AttachedGroup, now: float) -> GroupRun:
+def _restore_generation(registry: Registry, item: AttachedGroup, now: float) -> GroupRun:
     """A generation of an earlier coordinator; its workers that attached already and did not bring it are absent."""
     info = item.group
     generation = GroupRun(info)
-    generation.awaited_workers = {task for task in generation.ranks_by_worker if task not in book.workers}
-    generation.absent_workers = {task for task in generation.ranks_by_worker if task in book.workers}
-    book.generations[info.generation] = generation
-    book.keys.setdefault(info.name, info.key)
-    if info.generation > book.latest_generations.get(info.name, 0):
-        book.latest_generations[info.name] = info.generation
-    book.add_timer(now + book.worker_timeout, ReattachTimeout(info.generation))
+    generation.awaited_workers = {task for task in generation.ranks_by_worker if task not in registry.workers}
+    generation.absent_workers = {task for task in generation.ranks_by_worker if task in registry.workers}
+    registry.generations[info.generation] = generation
+    registry.keys.setdefault(info.name, info.key)
+    if info.generation > registry.latest_generations.get(info.name, 0):
+        registry.latest_generations[info.name] = info.generation
+    registry.add_timer(now + registry.worker_timeout, ReattachTimeout(info.generation))
     return generation
 
 
 def _compare_verdicts(
-    book: Registry, generation: GroupRun, task: int, brought: tuple[Verdict, ...], now: float
+    registry: Registry, generation: GroupRun, task: int, brought: tuple[Verdict, ...], now: float
 ) -> Iterator[Effect]:
     """Adopts what the worker knows and we do not, and tells it what we know and it does not."""
     known = list(generation.verdicts)
@@ -246,26 +246,26 @@ def _compare_verdicts(
         generation.successor = generation.successor or verdict.successor
         if verdict.code != Code.ABORTED or verdict.from_instance == 0:
             generation.failed = True
-            book.failures.appendleft(Failure(now, verdict))
+            registry.failures.appendleft(Failure(now, verdict))
         for other in generation.ranks_by_worker:
-            if other != task and book.is_connected(other):
+            if other != task and registry.is_connected(other):
                 yield SendToWorker(other, verdict)
-    book.retire_if_over(generation)
+    registry.retire_if_over(generation)
     for verdict in known:
         if verdict not in brought:
             yield SendToWorker(task, verdict)
 
 
-def on_reattach_timeout(book: Registry, number: int, now: float) -> Iterator[Effect]:
+def on_reattach_timeout(registry: Registry, number: int, now: float) -> Iterator[Effect]:
     """Two heartbeat intervals have passed since a generation was adopted: who is not back is lost."""
-    generation = book.generations.get(number)
+    generation = registry.generations.get(number)
     if generation is not None and generation.awaited_workers:
         generation.absent_workers |= generation.awaited_workers
         generation.awaited_workers.clear()
-        yield from _resume_if_complete(book, generation, now)
+        yield from _resume_if_complete(registry, generation, now)
 
 
-def _resume_if_complete(book: Registry, generation: GroupRun, now: float) -> Iterator[Effect]:
+def _resume_if_complete(registry: Registry, generation: GroupRun, now: float) -> Iterator[Effect]:
     """Once everybody is back, or will not come: what was reported meanwhile is heard now."""
     if generation.awaited_workers:
         return
@@ -274,8 +274,8 @@ def _resume_if_complete(book: Registry, generation: GroupRun, now: float) -> Ite
         start = generation.verdicts[-1].from_instance if generation.verdicts else 0
         names = ", ".join(map(str, sorted(generation.absent_workers)))
         why = f"worker {names} did not come back with this group after the coordinator was restarted"
-        yield from faults.mark_workers_lost(book, generation, generation.absent_workers, why, start, now)
+        yield from faults.mark_workers_lost(registry, generation, generation.absent_workers, why, start, now)
     generation.absent_workers.clear()
     held, generation.deferred_reports = generation.deferred_reports, []
     for event in held:
-        yield from faults.handle_report(book, event, now)
+        yield from faults.handle_report(registry, event, now)

@@ -66,101 +66,101 @@ MEASUREMENT_TIMEOUT_SECONDS = 3.0
 MAX_TIMER_SECONDS = 60.0  # armed again after that: those of groups that have been given up do not pile up
 
 
-def handle_join(book: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effect]:
+def handle_join(registry: Registry, task: int, ask: JoinAsk, now: float) -> Iterator[Effect]:
     """A rank-to-be asks; the same request again gets the same answer."""
-    if (task, ask.request) in book.generation_by_join:
-        yield from resend_join_answer(book, task, ask.request)
+    if (task, ask.request) in registry.generation_by_join:
+        yield from resend_join_answer(registry, task, ask.request)
         return
-    forming = book.forming.get(ask.name)
+    forming = registry.forming.get(ask.name)
     if forming and (task, ask.request) in forming.pending_joins:
-        yield SendToWorker(task, _update(book, forming, ask.request))
+        yield SendToWorker(task, _update(registry, forming, ask.request))
         return
-    rejection = find_rejection(book, task, ask, forming)
+    rejection = find_rejection(registry, task, ask, forming)
     if rejection is not None:
-        yield from _reject(book, PendingJoin(task, ask, 0), rejection, now)
+        yield from _reject(registry, PendingJoin(task, ask, 0), rejection, now)
         return
     if forming is None:
-        forming = _open(book, ask, now)
-    book.arrivals += 1
-    waiting = PendingJoin(task, ask, book.arrivals)
+        forming = _open(registry, ask, now)
+    registry.arrivals += 1
+    waiting = PendingJoin(task, ask, registry.arrivals)
     forming.pending_joins[task, ask.request] = waiting
-    forming.worker_by_versions.setdefault(book.workers[task].hello.versions, task)
+    forming.worker_by_versions.setdefault(registry.workers[task].hello.versions, task)
     if ask.rank is not None:
         forming.joins_by_rank[ask.rank] = waiting
     forming.previous_ranks.pop(waiting.identity, None)
     forming.rejected.pop(waiting.identity, None)
     if len(forming.pending_joins) == forming.max_size:
-        yield from _complete(book, forming, now)
+        yield from _complete(registry, forming, now)
         return
     if len(forming.pending_joins) >= forming.min_size and forming.complete_at is None:
         forming.complete_at = now + forming.settle_seconds
-        _arm_settle_timer(book, forming, now)
-    yield from _announce_join(book, forming, waiting, now)
-    yield from scaling.propose_waiting_count(book, ask.name, now)
+        _arm_settle_timer(registry, forming, now)
+    yield from _announce_join(registry, forming, waiting, now)
+    yield from scaling.propose_waiting_count(registry, ask.name, now)
 
 
-def _reject(book: Registry, join: PendingJoin, why: Rejection, now: float) -> Iterator[Effect]:
+def _reject(registry: Registry, join: PendingJoin, why: Rejection, now: float) -> Iterator[Effect]:
     """Tell a rank-to-be that it cannot join, and those who wait that it has tried: they may wait for it."""
-    book.counts.refused += 1
+    registry.counts.refused += 1
     if why.limit is not None:
-        book.counts.limited[why.limit] = book.counts.limited.get(why.limit, 0) + 1
+        registry.counts.limited[why.limit] = registry.counts.limited.get(why.limit, 0) + 1
     yield SendToWorker(join.task, JoinRefused(join.ask.request, why.code, why.text))
     yield Log("info", f"join of group {unscoped_name(join.ask.name)!r} refused: {why.text}")
-    forming = book.forming.get(join.ask.name)
+    forming = registry.forming.get(join.ask.name)
     if forming is not None and record_rejection(forming, join, why):
-        yield from _announce(book, forming, now)
+        yield from _announce(registry, forming, now)
 
 
-def handle_join_cancel(book: Registry, event: JoinCancelled, now: float) -> Iterator[Effect]:
+def handle_join_cancel(registry: Registry, event: JoinCancelled, now: float) -> Iterator[Effect]:
     """A rank-to-be gives up. Where its generation is complete already it is lost to the others."""
     asked_by = (event.task, event.request)
-    if asked_by in book.generation_by_join:
-        book.counts.withdrawn += 1
-        generation = book.generations[book.generation_by_join[asked_by]]
+    if asked_by in registry.generation_by_join:
+        registry.counts.withdrawn += 1
+        generation = registry.generations[registry.generation_by_join[asked_by]]
         rank = generation.requests[asked_by]
         reason = f"it gave up joining: {event.reason or 'no reason given'}"
-        yield from faults.mark_rank_lost(book, generation, rank, 0, reason, now)
-        yield from finish_measurement(book, generation.info.generation)
+        yield from faults.mark_rank_lost(registry, generation, rank, 0, reason, now)
+        yield from finish_measurement(registry, generation.info.generation)
         return
-    for forming in list(book.forming.values()):
+    for forming in list(registry.forming.values()):
         if asked_by in forming.pending_joins:
-            book.counts.withdrawn += 1
-            yield from _remove(book, forming, [asked_by], now)
+            registry.counts.withdrawn += 1
+            yield from _remove(registry, forming, [asked_by], now)
 
 
-def remove_worker_joins(book: Registry, task: int, now: float) -> Iterator[Effect]:
+def remove_worker_joins(registry: Registry, task: int, now: float) -> Iterator[Effect]:
     """The joins of a worker that is lost wait no longer."""
-    for forming in list(book.forming.values()):
+    for forming in list(registry.forming.values()):
         gone = [request for request in forming.pending_joins if request[0] == task]
         if gone:
-            yield from _remove(book, forming, gone, now)
+            yield from _remove(registry, forming, gone, now)
 
 
-def _arm_settle_timer(book: Registry, forming: FormingGroup, now: float) -> None:
+def _arm_settle_timer(registry: Registry, forming: FormingGroup, now: float) -> None:
     assert forming.complete_at is not None
     at = min(forming.complete_at, now + MAX_TIMER_SECONDS)
-    book.add_timer(at, SettleTimeout(forming.name, forming.complete_at))
+    registry.add_timer(at, SettleTimeout(forming.name, forming.complete_at))
 
 
-def on_settle_timeout(book: Registry, timer: SettleTimeout, now: float) -> Iterator[Effect]:
+def on_settle_timeout(registry: Registry, timer: SettleTimeout, now: float) -> Iterator[Effect]:
     """An elastic group that has its smallest size starts with whoever is here, but not beside one that still runs.
 
     Newcomers wait for the ranks of that one to end it and to come too.
     """
-    forming = book.forming.get(timer.name)
+    forming = registry.forming.get(timer.name)
     if forming is None or forming.complete_at != timer.complete_at:
         return
-    if timer.complete_at <= now and _is_previous_running(book, forming):
+    if timer.complete_at <= now and _is_previous_running(registry, forming):
         forming.complete_at = now + max(forming.settle_seconds, PREVIOUS_POLL_SECONDS)
     if forming.complete_at > now:
-        _arm_settle_timer(book, forming, now)
+        _arm_settle_timer(registry, forming, now)
         return
-    yield from _complete(book, forming, now)
+    yield from _complete(registry, forming, now)
 
 
-def _is_previous_running(book: Registry, forming: FormingGroup) -> bool:
+def _is_previous_running(registry: Registry, forming: FormingGroup) -> bool:
     """Whether the generation before still runs, with ranks that are not here."""
-    previous = book.generations.get(book.latest_generations.get(forming.name, 0))
+    previous = registry.generations.get(registry.latest_generations.get(forming.name, 0))
     if previous is None or previous.is_over or previous.drained_from is not None:
         return False
     here = {waiting.identity for waiting in forming.pending_joins.values()}
@@ -168,71 +168,73 @@ def _is_previous_running(book: Registry, forming: FormingGroup) -> bool:
     return any(member.rank not in previous.departed and identity(member) not in here for member in members)
 
 
-def on_progress_timer(book: Registry, name: str, now: float) -> Iterator[Effect]:
+def on_progress_timer(registry: Registry, name: str, now: float) -> Iterator[Effect]:
     """Tell everybody who waits; the timer for this was armed while many arrived at once."""
-    forming = book.forming.get(name)
+    forming = registry.forming.get(name)
     if forming and forming.is_progress_armed:
         forming.is_progress_armed = False
-        yield from _broadcast_progress(book, forming, now)
+        yield from _broadcast_progress(registry, forming, now)
 
 
-def _open(book: Registry, ask: JoinAsk, now: float) -> FormingGroup:
+def _open(registry: Registry, ask: JoinAsk, now: float) -> FormingGroup:
     forming = FormingGroup(ask.name, ask.min_size, ask.max_size, ask.settle_seconds, now)
-    previous = book.generations.get(book.latest_generations.get(ask.name, 0))
+    previous = registry.generations.get(registry.latest_generations.get(ask.name, 0))
     if previous:
         forming.previous_ranks = {identity(m): m.rank for m in previous.info.members if m.rank not in previous.departed}
-    book.forming[ask.name] = forming
+    registry.forming[ask.name] = forming
     return forming
 
 
-def _remove(book: Registry, forming: FormingGroup, requests: list[tuple[int, str]], now: float) -> Iterator[Effect]:
+def _remove(registry: Registry, forming: FormingGroup, requests: list[tuple[int, str]], now: float) -> Iterator[Effect]:
     for request in requests:
         gone = forming.pending_joins.pop(request)
         if gone.ask.rank is not None:
             del forming.joins_by_rank[gone.ask.rank]
     here = {waiting.task for waiting in forming.pending_joins.values()}
-    forming.worker_by_versions = {book.workers[task].hello.versions: task for task in here if task in book.workers}
+    forming.worker_by_versions = {
+        registry.workers[task].hello.versions: task for task in here if task in registry.workers
+    }
     if len(forming.pending_joins) < forming.min_size:
         forming.complete_at = None
     if forming.pending_joins:
-        yield from _broadcast_progress(book, forming, now)
+        yield from _broadcast_progress(registry, forming, now)
     else:
-        del book.forming[forming.name]
-        book.discard_unused_key(forming.name)
-    yield from scaling.propose_waiting_count(book, forming.name, now)
+        del registry.forming[forming.name]
+        registry.discard_unused_key(forming.name)
+    yield from scaling.propose_waiting_count(registry, forming.name, now)
 
 
-def _announce_join(book: Registry, forming: FormingGroup, newcomer: PendingJoin, now: float) -> Iterator[Effect]:
+def _announce_join(registry: Registry, forming: FormingGroup, newcomer: PendingJoin, now: float) -> Iterator[Effect]:
     if len(forming.pending_joins) > MAX_IMMEDIATE_UPDATES:
-        yield SendToWorker(newcomer.task, _update(book, forming, newcomer.ask.request))
-    yield from _announce(book, forming, now)
+        yield SendToWorker(newcomer.task, _update(registry, forming, newcomer.ask.request))
+    yield from _announce(registry, forming, now)
 
 
-def _announce(book: Registry, forming: FormingGroup, now: float) -> Iterator[Effect]:
+def _announce(registry: Registry, forming: FormingGroup, now: float) -> Iterator[Effect]:
     """Tell those who wait what is new: at once where they are few, else soon."""
     if len(forming.pending_joins) <= MAX_IMMEDIATE_UPDATES:
-        yield from _broadcast_progress(book, forming, now)
+        yield from _broadcast_progress(registry, forming, now)
     elif not forming.is_progress_armed:
         forming.is_progress_armed = True
-        book.add_timer((forming.progress_sent_at or now) + PROGRESS_INTERVAL_SECONDS, ProgressTimer(forming.name))
+        registry.add_timer((forming.progress_sent_at or now) + PROGRESS_INTERVAL_SECONDS, ProgressTimer(forming.name))
 
 
-def _broadcast_progress(book: Registry, forming: FormingGroup, now: float) -> Iterator[Effect]:
+def _broadcast_progress(registry: Registry, forming: FormingGroup, now: float) -> Iterator[Effect]:
     forming.progress_sent_at = now
-    text = describe_progress(book, forming)
+    text = describe_progress(registry, forming)
     for task, request in forming.pending_joins:
         yield SendToWorker(task, JoinUpdate(request, len(forming.pending_joins), _expected(forming), text))
 
 
-def _update(book: Registry, forming: FormingGroup, request: str) -> JoinUpdate:
-    return JoinUpdate(request, len(forming.pending_joins), _expected(forming), describe_progress(book, forming))
+def _update(registry: Registry, forming: FormingGroup, request: str) -> JoinUpdate:
+    return JoinUpdate(request, len(forming.pending_joins), _expected(forming), describe_progress(registry, forming))
 
 
 def _expected(forming: FormingGroup) -> int:
     return forming.max_size if forming.complete_at is not None else forming.min_size
 
 
-def describe_progress(book: Registry, forming: FormingGroup) -> str:
+def describe_progress(registry: Registry, forming: FormingGroup) -> str:
     """`3 of 4 ranks here, waiting for 1 more (rank 2); rank 2 (…) still lives in the previous …; refused: …`"""
     present = len(forming.pending_joins)
     text = progress_text(present, forming.min_size, forming.max_size, forming.complete_at is not None)
@@ -240,7 +242,7 @@ def describe_progress(book: Registry, forming: FormingGroup) -> str:
     if few and present == len(forming.joins_by_rank) and forming.min_size == forming.max_size:
         absent = [rank for rank in range(forming.max_size) if rank not in forming.joins_by_rank]
         text += f" ({ranks_text(absent)})"
-    previous = book.generations.get(book.latest_generations.get(forming.name, 0))
+    previous = registry.generations.get(registry.latest_generations.get(forming.name, 0))
     if previous and forming.previous_ranks:
         ranks = [rank for rank in forming.previous_ranks.values() if rank not in previous.departed]
         if ranks:
@@ -267,64 +269,64 @@ def _requested_rank(waiting: PendingJoin) -> int:
     return -1 if waiting.ask.rank is None else waiting.ask.rank
 
 
-def _complete(book: Registry, forming: FormingGroup, now: float) -> Iterator[Effect]:
-    del book.forming[forming.name]
+def _complete(registry: Registry, forming: FormingGroup, now: float) -> Iterator[Effect]:
+    del registry.forming[forming.name]
     order = assign_ranks(forming)
     members = tuple(
         Member(rank, w.ask.device, w.task, w.ask.host, w.ask.pid, w.ask.label) for rank, w in enumerate(order)
     )
-    info = GroupInfo(forming.name, book.get_or_create_key(forming.name), book.new_id(), members)
-    generation = GroupRun(info, _peers(book, members))
+    info = GroupInfo(forming.name, registry.get_or_create_key(forming.name), registry.new_id(), members)
+    generation = GroupRun(info, _peers(registry, members))
     generation.idle = any(waiting.ask.idle for waiting in order)
     if any(waiting.ask.last_instance >= 0 for waiting in order):
         generation.last_instances = tuple(waiting.ask.last_instance for waiting in order)
     generation.requests = {(w.task, w.ask.request): rank for rank, w in enumerate(order)}
-    book.generation_by_join |= dict.fromkeys(generation.requests, info.generation)
-    book.counts.granted += info.size
-    _mark_rejoined(book, members, forming.name)
-    book.generations[info.generation] = generation
-    book.latest_generations[forming.name] = info.generation
-    yield from finish_rendezvous(book, generation, now)
+    registry.generation_by_join |= dict.fromkeys(generation.requests, info.generation)
+    registry.counts.granted += info.size
+    _mark_rejoined(registry, members, forming.name)
+    registry.generations[info.generation] = generation
+    registry.latest_generations[forming.name] = info.generation
+    yield from finish_rendezvous(registry, generation, now)
     yield Log("info", f"group {unscoped_name(info.name)!r} is complete: {info.size} ranks: {members_text(members)}")
 
 
-def _peers(book: Registry, members: tuple[Member, ...]) -> tuple[Peer, ...]:
+def _peers(registry: Registry, members: tuple[Member, ...]) -> tuple[Peer, ...]:
     ranks: dict[int, list[int]] = {}
     for member in members:
         ranks.setdefault(member.worker, []).append(member.rank)
-    hellos = {task: book.workers[task].hello for task in sorted(ranks)}
+    hellos = {task: registry.workers[task].hello for task in sorted(ranks)}
     return tuple(
         Peer(task, hello.incarnation, hello.host, hello.link_address, tuple(ranks[task]), hello.nccl)
         for task, hello in hellos.items()
     )
 
 
-def _mark_rejoined(book: Registry, members: tuple[Member, ...], name: str) -> None:
+def _mark_rejoined(registry: Registry, members: tuple[Member, ...], name: str) -> None:
     """Who joined again after a failure has departed from the generations that failed."""
     here = {identity(member) for member in members}
-    for generation in list(book.generations.values()):
+    for generation in list(registry.generations.values()):
         if generation.info.name != name or not generation.failed:
             continue
         for member in generation.info.members:
             if identity(member) in here:
                 generation.departed.setdefault(member.rank, Departure.MOVED)
-        book.retire_if_over(generation)
+        registry.retire_if_over(generation)
 
 
-def finish_rendezvous(book: Registry, generation: GroupRun, now: float) -> Iterator[Effect]:
+def finish_rendezvous(registry: Registry, generation: GroupRun, now: float) -> Iterator[Effect]:
     """All ranks are here: they are told, or their links are measured first."""
-    known = book.stored_tables.get(table_name(generation))
-    if known is None and book.tune and len(generation.peers) > 1:
-        yield from _start_measurement(book, generation, now)
+    known = registry.stored_tables.get(table_name(generation))
+    if known is None and registry.tune and len(generation.peers) > 1:
+        yield from _start_measurement(registry, generation, now)
         return
     generation.table = known or make_table(generation.peers)
-    yield from _send_join_done(book, generation)
+    yield from _send_join_done(registry, generation)
 
 
-def resend_join_answer(book: Registry, task: int, request: str) -> Iterator[Effect]:
+def resend_join_answer(registry: Registry, task: int, request: str) -> Iterator[Effect]:
     """The answer to a join of a generation that is complete, and what has been decided about it since."""
-    generation = book.generations[book.generation_by_join[task, request]]
-    if generation.info.generation in book.measurements:
+    generation = registry.generations[registry.generation_by_join[task, request]]
+    if generation.info.generation in registry.measurements:
         yield SendToWorker(task, _make_measuring_update(generation, request))
         return
     yield SendToWorker(task, _make_join_done(generation, _group_with_history(generation), task, request))
@@ -332,29 +334,29 @@ def resend_join_answer(book: Registry, task: int, request: str) -> Iterator[Effe
         yield SendToWorker(task, verdict)
 
 
-def handle_measurement(book: Registry, event: LinkMeasured) -> Iterator[Effect]:
+def handle_measurement(registry: Registry, event: LinkMeasured) -> Iterator[Effect]:
     """A worker tells what a link is like; the last answer makes the table."""
-    measurement = book.measurements.get(event.generation)
+    measurement = registry.measurements.get(event.generation)
     if measurement is None or (event.task, event.peer) not in measurement.links:
         return
     measurement.links[event.task, event.peer] = event
     if None not in measurement.links.values():
-        yield from finish_measurement(book, event.generation)
+        yield from finish_measurement(registry, event.generation)
 
 
-def finish_measurement(book: Registry, number: int) -> Iterator[Effect]:
+def finish_measurement(registry: Registry, number: int) -> Iterator[Effect]:
     """End the measuring of a generation, if it goes on: its table is made of what is known by now."""
-    measurement = book.measurements.pop(number, None)
+    measurement = registry.measurements.pop(number, None)
     if measurement is None:
         return
-    generation = book.generations[number]
+    generation = registry.generations[number]
     sound = [link for link in measurement.links.values() if link is not None and link.is_valid]
     model = worst_case_model(sound)
     generation.table = make_table(generation.peers, model)
     group = unscoped_name(generation.info.name)
     if not generation.failed and len(sound) == len(measurement.links):
         name = table_name(generation)
-        book.stored_tables = add_stored_table(book.stored_tables, name, generation.table)
+        registry.stored_tables = add_stored_table(registry.stored_tables, name, generation.table)
         yield SaveTable(name, generation.table)
         found = f"{format_measured_time(model.across.latency)}, {format_measured_rate(model.across.bandwidth)} at worst"
         yield Log("info", f"the links of group {group!r} were measured: {found}; the table is stored as {name!r}")
@@ -365,7 +367,7 @@ def finish_measurement(book: Registry, number: int) -> Iterator[Effect]:
             f"of the links of group {group!r} {', '.join(_describe_unmeasured(measurement))}: "
             f"{instead}, and the table is not stored; the next group of this name is measured again",
         )
-    yield from _send_join_done(book, generation)
+    yield from _send_join_done(registry, generation)
 
 
 def table_name(generation: GroupRun) -> str:
@@ -373,29 +375,29 @@ def table_name(generation: GroupRun) -> str:
     return f"{unscoped_name(generation.info.name)} {','.join(str(len(peer.ranks)) for peer in generation.peers)}"
 
 
-def _start_measurement(book: Registry, generation: GroupRun, now: float) -> Iterator[Effect]:
+def _start_measurement(registry: Registry, generation: GroupRun, now: float) -> Iterator[Effect]:
     """Ask every worker about its link to the next one, in the order of the ring."""
     number = generation.info.generation
     circle = sorted(generation.peers, key=lambda peer: peer.ranks[0])
     following = circle[1:] + circle[:1]
-    book.measurements[number] = Measurement(
+    registry.measurements[number] = Measurement(
         {(peer.task, other.task): None for peer, other in zip(circle, following, strict=True)}
     )
     for peer, other in zip(circle, following, strict=True):
         yield SendToWorker(peer.task, MeasureLink(number, other.task, other.link_address))
     for task, request in generation.requests:
         yield SendToWorker(task, _make_measuring_update(generation, request))
-    book.add_timer(now + MEASUREMENT_TIMEOUT_SECONDS, MeasurementTimeout(number))
+    registry.add_timer(now + MEASUREMENT_TIMEOUT_SECONDS, MeasurementTimeout(number))
 
 
-def _send_join_done(book: Registry, generation: GroupRun) -> Iterator[Effect]:
+def _send_join_done(registry: Registry, generation: GroupRun) -> Iterator[Effect]:
     group = _group_with_history(generation)
     for task, request in generation.requests:
-        if task in book.workers:
+        if task in registry.workers:
             yield SendToWorker(task, _make_join_done(generation, group, task, request))
     for verdict in generation.verdicts:
         for task in generation.ranks_by_worker:
-            if task in book.workers:
+            if task in registry.workers:
                 yield SendToWorker(task, verdict)
 
 

@@ -24,9 +24,9 @@ PROMISE_TIMEOUT_SECONDS = 0.3  # group loops keep a promise for longer than this
 RETRY_SECONDS = 1.0  # after a proposal that was withdrawn
 
 
-def propose_waiting_count(book: Registry, name: str, now: float) -> Iterator[Effect]:
+def propose_waiting_count(registry: Registry, name: str, now: float) -> Iterator[Effect]:
     """Somebody came or went who waits for the next generation of a group."""
-    generation = book.generations.get(book.latest_generations.get(name, 0))
+    generation = registry.generations.get(registry.latest_generations.get(name, 0))
     if (
         generation is None
         or generation.verdicts
@@ -35,15 +35,15 @@ def propose_waiting_count(book: Registry, name: str, now: float) -> Iterator[Eff
         or generation.awaited_workers
     ):
         return
-    if count_waiting(generation, book.forming.get(name)) == generation.waiting_count:
+    if count_waiting(generation, registry.forming.get(name)) == generation.waiting_count:
         return
     tasks = [task for task in generation.ranks_by_worker if generation.active_ranks(task)]
-    if not all(book.is_connected(task) for task in tasks):
-        book.add_timer(now + RETRY_SECONDS, ProposalTimeout(0, generation.info.generation))
+    if not all(registry.is_connected(task) for task in tasks):
+        registry.add_timer(now + RETRY_SECONDS, ProposalTimeout(0, generation.info.generation))
         return
-    generation.proposal = book.new_id()
-    book.proposals[generation.proposal] = Proposal(generation.info.generation, set(tasks))
-    book.add_timer(now + PROMISE_TIMEOUT_SECONDS, ProposalTimeout(generation.proposal, generation.info.generation))
+    generation.proposal = registry.new_id()
+    registry.proposals[generation.proposal] = Proposal(generation.info.generation, set(tasks))
+    registry.add_timer(now + PROMISE_TIMEOUT_SECONDS, ProposalTimeout(generation.proposal, generation.info.generation))
     for task in tasks:
         yield SendToWorker(task, Propose(generation.info.key, generation.info.generation, generation.proposal))
 
@@ -56,40 +56,40 @@ def count_waiting(generation: GroupRun, forming: FormingGroup | None) -> int:
     return sum(one.identity not in here for one in forming.pending_joins.values())
 
 
-def handle_promise(book: Registry, event: Promised, now: float) -> Iterator[Effect]:
+def handle_promise(registry: Registry, event: Promised, now: float) -> Iterator[Effect]:
     """A worker answers; the last answer settles from which instance on the number counts."""
-    proposal = book.proposals.get(event.proposal)
+    proposal = registry.proposals.get(event.proposal)
     if proposal is None or event.task not in proposal.pending_workers:
         return
     proposal.pending_workers.discard(event.task)
     proposal.from_instance = max(proposal.from_instance, event.from_instance)
     if proposal.pending_workers:
         return
-    generation = book.generations[proposal.generation]
-    generation.waiting_count = count_waiting(generation, book.forming.get(generation.info.name))
-    yield from _conclude_proposal(book, generation, proposal.from_instance)
-    yield from propose_waiting_count(book, generation.info.name, now)
+    generation = registry.generations[proposal.generation]
+    generation.waiting_count = count_waiting(generation, registry.forming.get(generation.info.name))
+    yield from _conclude_proposal(registry, generation, proposal.from_instance)
+    yield from propose_waiting_count(registry, generation.info.name, now)
 
 
-def on_proposal_timeout(book: Registry, timer: ProposalTimeout, now: float) -> Iterator[Effect]:
+def on_proposal_timeout(registry: Registry, timer: ProposalTimeout, now: float) -> Iterator[Effect]:
     """Not all have promised in time: withdrawn, and tried again."""
-    generation = book.generations.get(timer.generation)
+    generation = registry.generations.get(timer.generation)
     if generation is None:
         return
     if not timer.proposal:
-        yield from propose_waiting_count(book, generation.info.name, now)
+        yield from propose_waiting_count(registry, generation.info.name, now)
     elif generation.proposal == timer.proposal:
         yield Log("debug", f"group {unscoped_name(generation.info.name)!r}: not all workers answered about newcomers")
-        yield from _conclude_proposal(book, generation, -1)
-        book.add_timer(now + RETRY_SECONDS, ProposalTimeout(0, timer.generation))
+        yield from _conclude_proposal(registry, generation, -1)
+        registry.add_timer(now + RETRY_SECONDS, ProposalTimeout(0, timer.generation))
 
 
-def _conclude_proposal(book: Registry, generation: GroupRun, from_instance: int) -> Iterator[Effect]:
-    del book.proposals[generation.proposal]
+def _conclude_proposal(registry: Registry, generation: GroupRun, from_instance: int) -> Iterator[Effect]:
+    del registry.proposals[generation.proposal]
     message = WaitingCount(
         generation.info.key, generation.info.generation, generation.proposal, from_instance, generation.waiting_count
     )
     generation.proposal = 0
     for task in generation.ranks_by_worker:
-        if book.is_connected(task) and generation.active_ranks(task):
+        if registry.is_connected(task) and generation.active_ranks(task):
             yield SendToWorker(task, message)

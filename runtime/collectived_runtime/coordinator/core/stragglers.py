@@ -48,17 +48,17 @@ def select_worst(late: Iterable[Straggler]) -> list[Straggler]:
     return heapq.nlargest(MAX_STRAGGLERS, late, key=lambda one: one.seconds)
 
 
-def find_stragglers(book: Registry, generation: GroupRun, now: float) -> Iterator[Straggler]:
+def find_stragglers(registry: Registry, generation: GroupRun, now: float) -> Iterator[Straggler]:
     """The ranks of a generation that come later than the earliest."""
     if generation.is_over or generation.idle:
         return
-    since = now - FRESH_HEARTBEATS * book.heartbeat_seconds
+    since = now - FRESH_HEARTBEATS * registry.heartbeat_seconds
     means = {rank: pace.mean for rank, pace in generation.wait_stats.items() if pace.updated_at >= since}
     most = max(means.values(), default=0.0)
     seconds = {rank: most - mean for rank, mean in means.items() if mean < most}
     if generation.evidence:
         instance = min(generation.evidence)
-        waited = book.stall_seconds + max(0.0, now - generation.evidence[instance].since)
+        waited = registry.stall_seconds + max(0.0, now - generation.evidence[instance].since)
         for rank in missing_ranks(generation, instance):
             seconds[rank] = max(waited, seconds.get(rank, 0.0))
     group, members = unscoped_name(generation.info.name), generation.info.members

@@ -48,22 +48,22 @@ class PeerConsensus:
     """Has the workers of one generation agree on a verdict. Runs in the group loop's thread.
 
     Args:
-        rule: takes what has been decided.
-        witness: what this worker has to add to a verdict of another: who is missing here.
+        apply_verdict: takes what has been decided.
+        add_missing_ranks: what this worker has to add to a verdict of another: who is missing here.
     """
 
     def __init__(
         self,
         network: PeerNetwork,
-        rule: Callable[[Verdict], None],
-        witness: Callable[[Verdict], Verdict],
+        apply_verdict: Callable[[Verdict], None],
+        add_missing_ranks: Callable[[Verdict], Verdict],
     ) -> None:
         self._network = network
         self._topology = network.topology
         self._generation = network.generation
         self._hand_back_link = network.make_handback()
-        self._apply_verdict = rule
-        self._add_missing_ranks = witness
+        self._apply_verdict = apply_verdict
+        self._add_missing_ranks = add_missing_ranks
         self._agreement = VerdictAgreement(LISTEN_SECONDS, alone=len(network.topology.peers) == 1)
         self._send_until = -math.inf
         self._out: dict[int, SendStream] = {}  # by place

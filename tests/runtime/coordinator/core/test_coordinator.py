@@ -239,14 +239,14 @@ def test_an_epoch_of_more_than_a_day_ahead_is_the_fault_of_whoever_brings_it(clo
 
 def sizes(mind: Coordinator) -> dict[str, int]:
     """How much each part of what it knows holds."""
-    book = mind.registry
-    return {name: len(part) for name in book.__slots__ if isinstance(part := getattr(book, name), Sized)}
+    registry = mind.registry
+    return {name: len(part) for name in registry.__slots__ if isinstance(part := getattr(registry, name), Sized)}
 
 
 def test_thousands_of_groups_that_come_and_go_leave_no_more_than_the_latest_few() -> None:
     """Whether they end in order, fail, are lost, are given up while they form or just after, go on or settle late."""
     mind, chance, now = Coordinator(THIS_YEAR, tune=True), random.Random(7), 0.0
-    book, late = mind.registry, deque[JoinCancelled]()
+    registry, late = mind.registry, deque[JoinCancelled]()
 
     def tell(kind: ReportKind, key: int, generation: int, task: int = 0, **fields: Any) -> list[Message]:
         report = Report(key, generation, kind, **fields)
@@ -268,8 +268,8 @@ def test_thousands_of_groups_that_come_and_go_leave_no_more_than_the_latest_few(
             continue
         for task, ask in enumerate(asks):
             mind.step(JoinAsked(task, ask), now)
-        generation = book.latest_generations[name]
-        key = book.keys[name]
+        generation = registry.latest_generations[name]
+        key = registry.keys[name]
         for task, peer in ((0, 1), (1, 0)):
             mind.step(LinkMeasured(task, generation, peer, 1e-4, 1e9), now)
         match fate:

@@ -61,7 +61,10 @@ def test_a_lost_peer_is_named_alike_by_all_that_are_left(world: Any, monkeypatch
     assert all(verdict.code == Code.UNAVAILABLE and verdict.missing[0].rank == 3 for verdict in verdicts)
 
 
-def test_what_the_coordinator_has_said_goes_before_what_a_worker_decides(world: Any) -> None:
+def test_what_the_coordinator_has_said_goes_before_what_a_worker_decides(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_consensus, "LISTEN_SECONDS", 1.0)  # an answer takes longer on a busy machine
     here = world(1, 1)
     said = here.verdict(Code.ABORTED, message="the coordinator's word")
     here.group_loops[1].apply_verdict(said)  # the other one does not hear of it
