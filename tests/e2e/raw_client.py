@@ -112,6 +112,10 @@ class Raw:
     def submit(self, collective: common_pb2.Collective, *chunks: bytes, **fields: Any) -> Reply:
         return Reply(self.call(self.header(collective, **fields), *chunks))
 
+    def cancel(self, instance: int) -> None:
+        request = worker_pb2.CancelRequest(session=self.opened.session, key=self.key, rank=self.rank, instance=instance)
+        self.stub.Cancel(request, timeout=10, metadata=self.metadata)
+
     def abort(self, reason: str) -> None:
         self.stub.Abort(
             worker_pb2.AbortRequest(session=self.opened.session, key=self.key, rank=self.rank, reason=reason),

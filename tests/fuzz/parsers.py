@@ -84,6 +84,10 @@ def _doorbell_of_clients(data: bytes) -> object:
             return messages.parse_ipc_open(data)
         case messages.MessageType.EVENT:
             return messages.parse_event(data)
+        case messages.MessageType.CANCEL | messages.MessageType.WITHDRAWN:
+            return messages.parse_withdrawal(data)
+        case messages.MessageType.OVERDUE:
+            return messages.parse_overdue(data)
         case _:
             return messages.parse_text(data)
 
@@ -94,6 +98,8 @@ def _doorbell_of_workers(data: bytes) -> object:
             return messages.parse_done(data)
         case messages.MessageType.LAUNCHED:
             return messages.parse_launched(data)
+        case messages.MessageType.WITHDRAWN:
+            return messages.parse_withdrawal(data)
         case messages.MessageType.FAILED:
             instance, verdict = messages.parse_failed(data)
             return instance, codec.verdict_from_proto(common_pb2.Verdict.FromString(verdict))
@@ -161,6 +167,9 @@ PARSERS = (
             messages.Submit(1, 2, 3, 0.5, False, ((1, 2), (3, 4)), (5, 6), 1.0).encode(),
             messages.Submit(1, 2, 3, 0.0, True, ((1, 64),)).encode(),
             messages.encode_release((1, 2, 3)),
+            messages.Withdrawal(1, messages.P2P_BASE + 2).encode(),
+            messages.Withdrawal(1, messages.P2P_BASE + 2, 4).encode(),
+            messages.OverdueReceive(1, messages.P2P_BASE + 2, 3).encode(),
             messages.encode_bare(messages.MessageType.ABORT, "loss is NaN"),
             messages.encode_bare(messages.MessageType.LEAVE),
             messages.encode_arena(messages.MessageType.ARENA_REQUEST, 0, 1 << 20),

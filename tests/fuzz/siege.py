@@ -197,6 +197,9 @@ class Attacker:
                 messages.Submit(generation, number, 0, 0.0, True, ((0, 0),)).encode(),
                 messages.Submit(generation, number, 0, 1.0, False, ((0, 64),), (1, 2), 2.0).encode(),
                 messages.encode_release((1, 2, 3)),
+                messages.Withdrawal(generation, messages.P2P_BASE).encode(),
+                messages.Withdrawal(generation, messages.P2P_BASE, 1).encode(),
+                messages.OverdueReceive(generation, messages.P2P_BASE, 99).encode(),
                 messages.encode_bare(messages.MessageType.PING),
                 messages.encode_bare(messages.MessageType.ABORT, "NaN"),
             ]

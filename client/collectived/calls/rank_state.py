@@ -178,10 +178,9 @@ class RankState:
         awaited = members if operation.source == ANY_SOURCE else (members[operation.source],)
         what = f"{call.prepared.op} ({call.display_number} of group {self.group.name!r}, {call.prepared.site})"
         if code == Code.DEADLINE_EXCEEDED:
-            cause, who = Cause.DEADLINE, "no rank" if operation.source == ANY_SOURCE else str(awaited[0])
-            text = (
-                f"{what} did not complete within {call.timeout:g} s: {who} has sent nothing for it; the group goes on"
-            )
+            cause = Cause.DEADLINE
+            who = "no rank has sent anything" if operation.source == ANY_SOURCE else f"{awaited[0]} has sent nothing"
+            text = f"{what} did not complete within {call.timeout:g} s: {who} for it; the group goes on"
         else:
             cause, text = Cause.CANCELLED, f"{what} was cancelled before anything came for it; the group goes on"
         return LocalVerdict.of(replace(self.make_verdict(cause, text, call), missing=awaited))

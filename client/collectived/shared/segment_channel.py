@@ -412,6 +412,9 @@ class SegmentChannel(Doorbell):
             self._end_generation(word_end(self.rank_state, call, reason, self._engines.seat), self._cutoff_ack_timeout)
             return
         if isinstance(call, LetterCall):
+            job = call.job
+            if reason == core.DEADLINE and call.prepared.receives and job is not None and job.source() >= 0:
+                self._announcements.announce_overdue(call, job.source())
             self._announcements.announce(call)
             sent = call.is_announced
         else:

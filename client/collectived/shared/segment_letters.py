@@ -172,6 +172,13 @@ class Announcements:
             if not (call.is_announced or call.complete):
                 call.is_announced = self._send(submit.encode())
 
+    def announce_overdue(self, call: LetterCall, source: int) -> None:
+        """By its deadline only a part of what a receive takes has come."""
+        self.announce(call)
+        with self._mutex:
+            if not call.complete:
+                self._send(messages.OverdueReceive(call.generation, call.instance, source).encode())
+
     def announce_old(self, after: float) -> bool:
         """Announce asynchronous calls that have waited for so many seconds; whether there are others."""
         while True:

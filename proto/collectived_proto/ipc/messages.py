@@ -42,6 +42,7 @@ _ADDRESS = struct.Struct("<IQ")
 _DONE = struct.Struct("<BBHIQQQ")
 _SOURCE = struct.Struct("<I")
 _WITHDRAWAL = struct.Struct("<BBxxxxxxQQ")
+_OVERDUE = struct.Struct("<BxxxIQQ")
 _FAILED = struct.Struct("<BBxxxxxxq")
 _FREED = struct.Struct("<BxxxxxxxQQ")
 _WAITING = struct.Struct("<BxxxI")
@@ -68,6 +69,7 @@ class MessageType(enum.IntEnum):
     PING = 5  # are you there?
     FAIL = 7  # the same because of a failure of this rank: its cause (a Cause, one byte) and text follow
     EVENT = 6  # an event of a GPU, by a number and CUDA's handle of it
+    OVERDUE = 9  # of a message that a rank in a segment receives a part has come, and by its deadline not the rest
     CANCEL = 8  # take a receive back, unless a message is there for it
     # worker → client, doorbell; DONE also back, of a send or recv that ranks in a segment carry out themselves
     DONE = 16  # one pack of an instance is complete
@@ -279,6 +281,24 @@ def parse_withdrawal(data: bytes) -> Withdrawal:
     if (kind == MessageType.WITHDRAWN) != bool(code) or instance < P2P_BASE:
         raise MalformedMessage(f"a withdrawal of instance {instance} with code {code}")
     return Withdrawal(generation, instance, code)
+
+
+class OverdueReceive(NamedTuple):
+    """OVERDUE: which receive, and who has sent a part of what it takes."""
+
+    generation: int
+    instance: int
+    source: int
+
+    def encode(self) -> bytes:
+        return _OVERDUE.pack(MessageType.OVERDUE, self.source, self.generation, self.instance)
+
+
+def parse_overdue(data: bytes) -> OverdueReceive:
+    if len(data) != _OVERDUE.size:
+        raise MalformedMessage(f"an overdue receive of {len(data)} bytes")
+    _, source, generation, instance = _OVERDUE.unpack(data)
+    return OverdueReceive(generation, instance, source)
 
 
 class Launched(NamedTuple):

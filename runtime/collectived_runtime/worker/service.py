@@ -216,7 +216,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.CancelRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.CancelReply:
         rank = self._sessions.find(request.session).find_remote_rank(request.key, request.rank)
-        rank.remote.cancel((request.generation, request.instance))
+        generation = request.generation or rank.remote.sequencer.current_generation
+        rank.remote.cancel((generation, request.instance))
         return worker_pb2.CancelReply()
 
     @_translate_errors

@@ -20,7 +20,7 @@ import pytest
 from tests.waiting import settle
 
 import collectived as cd
-from collectived_proto.types import AllGather, AllReduce, Barrier, Broadcast, Recv, Reduce, ReduceOp, Send
+from collectived_proto.types import ANY_SOURCE, AllGather, AllReduce, Barrier, Broadcast, Recv, Reduce, ReduceOp, Send
 from collectived_proto.v1 import worker_pb2, worker_pb2_grpc
 
 
@@ -74,6 +74,20 @@ def refused(code: str, text: str, call: Callable[[], Any]) -> None:
     got, message, verdict = failure(call)
     assert (got, verdict) == (code, None), message
     assert text in message
+
+
+def test_a_recv_from_any_rank_says_who_sent_and_ends_alone_when_cancelled_or_late(ranks: Any) -> None:
+    first, second = ranks(2)
+    anything = described(Recv(ANY_SOURCE), is_open=True)
+    late = list(second.call(second.header(anything, instance=POST, timeout_seconds=0.05)))
+    assert [reply.withdrawn for reply in late] == [4]
+    taken_back = second.call(second.header(anything, instance=POST + 1))
+    second.cancel(POST + 1)
+    assert [reply.withdrawn for reply in taken_back] == [1]
+    waiting = second.call(second.header(anything, instance=POST + 2))
+    first.submit(described(Send(1), (2,)), data([3, 4]), instance=POST)
+    result = next(iter(waiting)).result
+    assert result.source == 0 and result.total == 1
 
 
 # Values and results

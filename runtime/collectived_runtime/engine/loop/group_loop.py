@@ -383,6 +383,8 @@ class GroupLoop:
                 self._doorbells.throttle(local_rank)
             case messages.MessageType.DONE:
                 self._generation.point_to_point.settle(local_rank.rank, messages.parse_done(data).instance)
+            case messages.MessageType.OVERDUE:
+                self._generation.point_to_point.report_overdue(local_rank, messages.parse_overdue(data))
             case messages.MessageType.CANCEL | messages.MessageType.WITHDRAWN:
                 self._generation.point_to_point.withdraw(local_rank, messages.parse_withdrawal(data))
             case messages.MessageType.LEAVE:

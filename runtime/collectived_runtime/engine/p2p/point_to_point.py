@@ -158,6 +158,14 @@ class PointToPoint:
             self._matcher.withdraw(post)  # of a rank that says so though its worker carries messages
             self.ops.record(self.ops.remove(rank, number))
 
+    def report_overdue(self, local_rank: LocalRank, overdue: messages.OverdueReceive) -> None:
+        """A rank in a segment says that by its deadline only a part of a message has come."""
+        post = self.ops.find(local_rank.rank, overdue.instance)
+        known = overdue.generation == self._generation and overdue.source < self._network.topology.group.size
+        if post is not None and known and not post.overdue:
+            post.overdue = True
+            self._reporter.report_overdue(post.rank, overdue.source, post.timeout, post.description)
+
     def drop_receiver(self, rank: int) -> None:
         """This rank asks for nothing any more; what it has sent goes on."""
         for slot in self._matcher.drop_messages(rank):

@@ -370,3 +370,27 @@ async def test_a_rank_that_is_idle_gives_back_what_its_uploads_took(setting: Set
             await asyncio.sleep(0.001)
     finally:
         uploads.SPARE_IDLE_SECONDS = before
+
+
+@story
+async def test_a_receive_is_taken_back_when_its_turn_has_come_however_early_that_is_asked_for(setting: Setting) -> None:
+    first, second = messages.P2P_BASE, messages.P2P_BASE + 1
+    setting.remote.cancel((GENERATION, second))  # its stream has not come
+    flight = await setting.submit(first, post=True)
+    assert not cancels(setting)
+    withdrawn = await setting.submit(second, post=True)
+    setting.remote.cancel((GENERATION, first))
+    assert cancels(setting) == [second, first]
+    setting.remote.send(messages.Withdrawal(GENERATION, second, Code.CANCELLED).encode())
+    setting.done(first)
+    assert await withdrawn.next_completion() is None and withdrawn.withdrawn == Code.CANCELLED
+    assert await flight.next_completion() is not None
+    setting.remote.cancel((GENERATION, first))  # too late, which is no mistake
+    assert cancels(setting) == [second, first]
+    with pytest.raises(InvalidArgumentError, match="is no recv"):
+        setting.remote.cancel((GENERATION, 3))
+
+
+def cancels(setting: Setting) -> list[int]:
+    kind = messages.MessageType.CANCEL
+    return [messages.parse_withdrawal(one).instance for one in setting.said if messages.parse_type(one) is kind]
