@@ -213,6 +213,19 @@ class GrpcChannel(RankChannel):
         if first:  # where the worker lives, it tells the others that this rank is gone
             self._latest_abort = self._rpc.abort(self._session, standing.group.key, standing.rank, why)
 
+    def _check_cutoff(self, call: Call) -> None:
+        if not self._is_behind_upload(call):
+            super()._check_cutoff(call)
+        elif monotonic() >= call.cutoff:  # the worker ends it alone when its turn comes
+            call.cutoff = monotonic() + DEADLINE_GRACE
+
+    def _is_behind_upload(self, call: Call) -> bool:
+        """Whether a receive may have to wait for sends before it to be uploaded."""
+        if not (call.prepared.is_p2p and call.prepared.receives):
+            return False
+        earlier = [one for one in list(self._calls.values()) if one.prepared.is_p2p and one.instance < call.instance]
+        return any(not one.prepared.receives for one in earlier)
+
     def _request_cancel(self, call: Call) -> None:
         group = self.rank_state.group
         self._rpc.cancel_receive(self._session, group.key, self.rank_state.rank, call.generation, call.instance)
