@@ -28,9 +28,12 @@ def skip_frames_under(folder: str) -> None:
     _own_prefixes += (folder + os.sep,)
 
 
-def is_caller(frame: FrameType) -> bool:
-    """Whether a frame is one of the caller's, rather than of this package."""
-    return not frame.f_code.co_filename.startswith(_own_prefixes)
+def find_caller(depth: int) -> FrameType | None:
+    """The caller's frame, from the `depth`-th on, this being the 0th; None where no frame is the caller's."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and frame.f_code.co_filename.startswith(_own_prefixes):
+        frame = frame.f_back
+    return frame
 
 
 def name_frameless(name: str) -> None:
@@ -41,12 +44,12 @@ def name_frameless(name: str) -> None:
 
 def caller() -> str:
     """Where the code is that called into this package: `train.py:88`. Where nobody did, as `name_frameless` says."""
-    frame = sys._getframe(2)
-    while frame.f_code.co_filename.startswith(_own_prefixes):
-        if frame.f_back is None:
-            return _frameless
-        frame = frame.f_back
-    return f"{shorten_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return name_frame(find_caller(2))
+
+
+def name_frame(frame: FrameType | None) -> str:
+    """A frame of the caller's by file and line."""
+    return _frameless if frame is None else f"{shorten_path(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
 def describe_error(error: BaseException, traceback: TracebackType | None) -> str:

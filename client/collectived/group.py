@@ -39,6 +39,7 @@ from collectived.errors import (
     UnauthenticatedError,
     UnimplementedError,
 )
+from collectived.values.leaves import is_host_array
 from collectived.work import Work
 from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
@@ -135,6 +136,7 @@ class Group(Collectives):
         self._merged: dict[CommunicationOptions, CommunicationOptions] = {}
         self._reductions: dict[object, AllReduce] = {}
         self._splits = 0
+        self.lends_inputs = False  # whether callers leave the arrays of asynchronous calls alone until these are done
         self._enter_generation(local_rank)
 
     def _enter_generation(self, local_rank: JoinedRank) -> None:
@@ -287,12 +289,13 @@ class Group(Collectives):
     ) -> Any:
         if self._unusable_reason:
             raise FailedPreconditionError(self._unusable_reason)
-        is_plain = (type(value) is np.ndarray or value is ANY_VALUE) and not (async_op or options or hints or special)
-        if is_plain:
-            result = self._channel.repeat(operation, value, out, sys._getframe(2))
+        frame = call_site.find_caller(2)
+        is_plain = (value is ANY_VALUE or is_host_array(value)) and not (async_op or options or hints or special)
+        if is_plain and frame is not None:
+            result = self._channel.repeat(operation, value, out, frame)
             if result is not NOT_REPEATED:
                 return self._finish(result) if isinstance(result, Call) else result
-        line = call_site.caller()
+        line = call_site.name_frame(frame)
         merged = self._options(options, hints)
         deadline = Deadline.after(merged.timeout_seconds) if merged.timeout_seconds else None
         terms = _CallTerms(operation, merged, line, deadline, async_op, special)
@@ -312,8 +315,8 @@ class Group(Collectives):
         if work is not None:
             return work.result()
         call = calls[0]
-        if is_plain and call.verdict is None:
-            route.remember(call, operation, value, sys._getframe(2), merged.timeout_seconds)
+        if is_plain and frame is not None and call.verdict is None:
+            route.remember(call, operation, value, frame, merged.timeout_seconds)
         return self._take_result(call, line)
 
     def _finish(self, call: Call) -> Any:
@@ -346,7 +349,7 @@ class Group(Collectives):
         arrays = fetch_value_to_host(taken).arrays if prepared.needs_host_copy else taken.arrays
         located = locate(prepared, arrays)
         call = self._channel.make_call(prepared, arrays, located, taken.spec)
-        call.copies_inputs = terms.async_op
+        call.is_async, call.is_lent = terms.async_op, self.lends_inputs
         calls.append(call)
         if out is not None:
             call.set_out(out)
@@ -407,7 +410,7 @@ class Group(Collectives):
         for prepared, part in zip(found, parts, strict=True):
             located = locate(prepared, part.value.arrays)
             call = self._channel.make_call(prepared, part.value.arrays, located, part.value.spec)
-            call.copies_inputs = True  # several are in flight at a time
+            call.is_async = True  # several are in flight at a time
             calls.append(call)
             if call.is_staged and (located is None or None in located):
                 call.stage(_remaining_timeout(terms.deadline))

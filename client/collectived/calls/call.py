@@ -42,7 +42,8 @@ class Call:
         spec: of the caller's own value, whose containers the result is put into.
         result_buffer: where the result lies, from its first pack until it is collected.
         is_staged: whether inputs that do not lie in worker memory are copied there before it is submitted.
-        copies_inputs: whether the caller may write its arrays before the call has ended.
+        is_async: whether the caller goes on before the call has ended.
+        is_lent: whether it leaves its arrays alone until then all the same, so that they are read where they lie.
         has_awaiter: whether a coroutine waits for it.
         error_sink: who is told of its error, where its `Work` was dropped while it was in flight.
         output: where on a GPU the worker is to write the result; None: in a result slot.
@@ -59,7 +60,8 @@ class Call:
     has_input_event = False
     is_stream_ordered = False
     __slots__ = (
-        "_backing", "_leaves", "_input_addresses", "arrays", "has_awaiter", "callbacks", "complete", "copies_inputs",
+        "_backing", "_leaves", "_input_addresses", "arrays", "has_awaiter", "callbacks", "complete", "is_async",
+        "is_lent",
         "copy_seconds",
         "cutoff", "generation", "instance", "launched", "out", "completed_packs", "prepared", "retired",
         "result_buffer", "source", "spec", "staging", "timeout", "error_sink", "verdict", "waiting",
@@ -86,7 +88,7 @@ class Call:
         self.waiting = 0  # how many waited to join the group when it ended
         self.result_buffer: Any = None  # a `buffers.ResultBuffer`
         self.callbacks: list[Callable[[], object]] | None = None
-        self.has_awaiter = self.copies_inputs = False
+        self.has_awaiter = self.is_async = self.is_lent = False
         self.error_sink: UnobservedErrorSink | None = None
         self._input_addresses = located  # which leaves lay in worker memory, so that their results may too
         self._leaves: dict[int, Any] = {}

@@ -90,7 +90,7 @@ class SegmentCall(Call):
         array = self.arrays[leaf]
         if not array.dtype.isnative:
             return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-        if self.copies_inputs and self.prepared.memory.locate(array) is None:
+        if self.is_async and not self.is_lent and self.prepared.memory.locate(array) is None:
             return np.array(array, order="C")
         return np.ascontiguousarray(array) if array.ndim else array
 

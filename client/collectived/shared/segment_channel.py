@@ -35,7 +35,7 @@ from collectived.shared.segment_program import SegmentProgram
 from collectived.shared.segment_reasons import word_end
 from collectived.shared.segment_repeats import RUN_SECONDS, Repeats
 from collectived.values import nest
-from collectived.values.leaves import Array
+from collectived.values.leaves import ARRAY, Array
 from collectived_native import core
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import Code
@@ -140,7 +140,7 @@ class SegmentChannel(Doorbell):
     ) -> None:
         plan = program.first.plan
         call.assign_instance(self.rank_state.generation, engine.next_instance())  # from here on it may have its number
-        if call.copies_inputs:
+        if call.is_async:
             job = engine.submit(plan, inputs, outputs, nanoseconds, program.blob, program.may_describe)
         else:
             started = engine.run(plan, inputs, outputs, nanoseconds, program.blob)
@@ -151,7 +151,7 @@ class SegmentChannel(Doorbell):
                 return
             job = started
         self._adopt(call, job, engine)
-        if call.copies_inputs and program.may_describe:
+        if call.is_async and program.may_describe:
             self._start_describer()
 
     def repeat(self, operation: Operation, value: Any, out: Any, frame: FrameType) -> Any:
@@ -159,19 +159,22 @@ class SegmentChannel(Doorbell):
         if again is None or again.generation != state.generation or state.verdict is not None:
             return NOT_REPEATED
         try:
-            found = again.run(value, out)
-            if found is None:
+            seen = again.see(value, out)
+            found = None if seen is None else again.run(*seen)
+            if seen is None or found is None:
                 return NOT_REPEATED
             result, array, form, job = found
             if job is not None:
-                call = again.make_call(value, out, array, form)
+                call = again.make_call(seen[0], out, array, form)
                 self._adopt(call, job, again.program.engine)
                 return call
             if again.prepared.is_p2p:
                 next(self._post_numbers)
             else:
                 state.waiting = again.program.engine.waiting()
-            return result
+            if again.kind is ARRAY or result is None:
+                return result
+            return again.kind.restore(result) if out is None else out
         except KeyboardInterrupt:
             self.on_interrupt()
             raise
@@ -248,7 +251,7 @@ class SegmentChannel(Doorbell):
             self._calls[call.instance] = call
             if not isinstance(call, LetterCall):
                 self._collectives[call.instance] = call
-            elif call.copies_inputs:
+            elif call.is_async:
                 self._posted[job] = call
         if isinstance(call, LetterCall):
             self._look_after(call, job, engine)
@@ -258,9 +261,9 @@ class SegmentChannel(Doorbell):
         state = job.state()
         if state in (core.COMPLETE, core.DESCRIBE, core.EXPIRED):
             self._on_state(call, job, state)
-        elif not call.copies_inputs:  # it has waited for a while
+        elif not call.is_async:  # it has waited for a while
             self._announcements.announce(call)
-        if call.copies_inputs and not call.complete:
+        if call.is_async and not call.complete:
             rests = self._announcements.add(call)
             if not self._start_describer() and rests:
                 self._announcements.announce_old(0.0)

@@ -84,7 +84,7 @@ class LetterCall(SegmentCall):
         program = self.prepared.segment_program
         if not isinstance(program, LetterProgram) or program.engine is not engine:
             program = self.prepared.segment_program = LetterProgram(engine, self.prepared)
-        mode = core.NOTIFYING if self.copies_inputs else core.BLOCKING
+        mode = core.NOTIFYING if self.is_async else core.BLOCKING
         if program.known is None:
             return engine.receive(program.peer, program.tag, None, nanoseconds, None, mode)
         form, blob = program.known

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectived import call_site
 from collectived.calls.call import Call
 from collectived.calls.channel import NOT_REPEATED
 from collectived.calls.prepare import ANY_VALUE, PreparedCall
@@ -17,7 +16,8 @@ from collectived.shared.segment_call import Form, SegmentCall
 from collectived.shared.segment_letters import LetterCall, LetterProgram
 from collectived.shared.segment_program import SegmentProgram
 from collectived.values import nest
-from collectived.values.leaves import Array
+from collectived.values.leaves import ARRAY, Array, ArrayKind, kind_of, writable_view
+from collectived.values.targets import Targets
 from collectived_native import core
 from collectived_proto.types import Operation
 
@@ -31,6 +31,7 @@ class Repeat(NamedTuple):
     Attributes:
         code: keeps the caller's code alive, for its identity is part of the key.
         result: dtype and shape of the result of a collective; None where this rank receives none.
+        kind: of the value and the result.
     """
 
     code: CodeType
@@ -39,12 +40,23 @@ class Repeat(NamedTuple):
     prepared: PreparedCall
     nanoseconds: int
     result: tuple[np.dtype[Any], tuple[int, ...]] | None
+    kind: ArrayKind
+
+    def see(self, value: Any, out: Any) -> tuple[Any, Any] | None:
+        """Return value and `out` as arrays of NumPy's that look into them; None where they cannot be seen so."""
+        if self.kind is ARRAY:
+            return value, out
+        try:
+            target = None if out is None else writable_view(out)
+            return (target if out is value else self.kind.to_array(value)), target
+        except (TypeError, ValueError):  # the long way says why
+            return None
 
     def run(self, value: Any, out: Any) -> tuple[Any, Array | None, Form, core.Job | None] | None:
-        """Run it; None where value or `out` cannot be taken as they are.
+        """Run it with what `see` returns; None where these cannot be taken as they are.
 
         Returns:
-            What the caller is given, the array in which it lies, how that came, and the job of a call that has not
+            The result, the array in which it lies, how that came, and the job of a call that has not
             completed at once.
         """
         program = self.program
@@ -81,16 +93,14 @@ class Repeat(NamedTuple):
             return NOT_REPEATED
         if not (out.flags.c_contiguous and out.flags.writeable):
             return NOT_REPEATED
-        if value is None or out is value or (out.base is None and value.base is None):  # else they may overlap
-            return out
-        return NOT_REPEATED
+        return out if value is None or out is value or not np.may_share_memory(out, value) else NOT_REPEATED
 
     def make_call(self, value: Any, out: Any, result: Array | None, form: Form) -> SegmentCall:
         """Return a call of what did not complete at once."""
         arrays, spec = ([], nest.ANY) if value is ANY_VALUE else ([value], nest.LEAF)
         call = (LetterCall if self.prepared.is_p2p else SegmentCall)(self.prepared, arrays, spec)
-        if out is not None:
-            call.set_out(out)
+        if out is not None and result is not None:
+            call.out = Targets(out, nest.LEAF, [out], [result])
         if self.nanoseconds:
             call.timeout = self.nanoseconds / 1e9
             call.cutoff = monotonic() + call.timeout + DEADLINE_GRACE - RUN_SECONDS
@@ -105,28 +115,38 @@ class Repeats:
         self._known: dict[tuple[Any, ...], Repeat] = {}
 
     def find(self, operation: Operation, value: Any, frame: FrameType) -> Repeat | None:
-        if value is ANY_VALUE:
-            return self._known.get((operation, id(frame.f_code), frame.f_lasti))
-        return self._known.get((operation, value.dtype, value.shape, id(frame.f_code), frame.f_lasti))
+        return self._known.get(_make_key(operation, value, frame))
 
     def add(self, call: Call, operation: Operation, value: Any, frame: FrameType, timeout: float | None) -> None:
         """Remember a call that has ended well, if it may be run again."""
         program = call.prepared.segment_program
-        if not isinstance(call, SegmentCall) or not call_site.is_caller(frame):
+        if not isinstance(call, SegmentCall):
             return
         result = None
+        kind = ARRAY if value is ANY_VALUE else kind_of(value)
         if isinstance(program, SegmentProgram):
-            if value is ANY_VALUE or not (value.dtype.isnative and call.has_rows_first and call.may_write_over):
+            if value is ANY_VALUE or not (_is_native(value) and call.has_rows_first and call.may_write_over):
                 return  # the core could not take such a value as it is
             schedule = program.first.schedule
             result = schedule.results[0] if schedule.outputs else None
         else:
-            is_native = value is ANY_VALUE or value.dtype.isnative
-            if not isinstance(program, LetterProgram) or program.preface or not is_native:
+            if not isinstance(program, LetterProgram) or program.preface or not _is_native(value):
                 return
         if len(self._known) >= _MAX_REPEATS:
             self._known.clear()
-        place = (id(frame.f_code), frame.f_lasti)
-        key = (operation, *place) if value is ANY_VALUE else (operation, value.dtype, value.shape, *place)
         nanoseconds = int((timeout or 0.0) * 1e9)
-        self._known[key] = Repeat(frame.f_code, call.generation, program, call.prepared, nanoseconds, result)
+        self._known[_make_key(operation, value, frame)] = Repeat(
+            frame.f_code, call.generation, program, call.prepared, nanoseconds, result, kind
+        )
+
+
+def _make_key(operation: Operation, value: Any, frame: FrameType) -> tuple[Any, ...]:
+    """Of a call: its line, and what the value is to the contract, and to the caller."""
+    if value is ANY_VALUE:
+        return operation, id(frame.f_code), frame.f_lasti
+    return operation, type(value), value.dtype, value.shape, id(frame.f_code), frame.f_lasti
+
+
+def _is_native(value: Any) -> bool:
+    """Whether elements have this machine's byte order; tensors of PyTorch have no other."""
+    return value is ANY_VALUE or getattr(value.dtype, "isnative", True)

@@ -196,6 +196,12 @@ def _make_dlpack_kind(take: Callable[[Any], Any] | None) -> ArrayKind:
     )
 
 
+def is_host_array(value: object) -> bool:
+    """Whether a leaf, of a type that has been seen before, is an array of NumPy's or a tensor in host memory."""
+    kind = _by_type.get(type(value))
+    return kind is ARRAY or (kind is _TORCH and value.is_cpu)  # type: ignore[attr-defined]  # of a tensor
+
+
 def writable_view(leaf: object) -> Array:
     """An array through which results are written into a caller's own.
 

@@ -38,7 +38,9 @@ def from_torch(tensor: Any) -> Array:
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise UnknownLeaf(_explain_refusal(tensor))
     try:
-        if tensor.dtype is torch.bfloat16:
+        if not (tensor.requires_grad or tensor.dtype is torch.bfloat16 or tensor.is_conj() or tensor.is_neg()):
+            found = tensor.numpy()
+        elif tensor.dtype is torch.bfloat16:
             found = tensor.detach().view(torch.int16).numpy().view(_BFLOAT16)
         else:
             found = tensor.numpy(force=True)  # detached; a pending conjugation or negation is carried out in a copy

@@ -15,6 +15,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 assert "collectived" not in sys.modules
+if not hasattr(dist.Backend, "COLLECTIVED"):  # PyTorch 2.4 reads no entry points
+    import collectived_torch
+    collectived_torch.register()
 torch.set_num_threads(1)
 STORE = "file://" + sys.stdin.readline().strip()
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

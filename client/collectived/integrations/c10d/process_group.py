@@ -143,7 +143,8 @@ class ProcessGroupCollectived(ProcessGroupIdentity):
     ) -> AnyWork:
         values = [to_leaf(flatten(tensor)) for tensor in inputs]
         targets = [TensorTarget.joined(row) for row in outputs]
-        start = partial(self._group.all_gather, values, out=[target.leaf for target in targets])
+        out = [target.leaf for target in targets]
+        start = partial(self._group.all_gather, _one_or_all(values), out=_one_or_all(out))
         return self._submission.run([start], _settle(*targets), result, _options(opts, c10d.AllgatherOptions))
 
     def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> AnyWork:
@@ -194,9 +195,9 @@ class ProcessGroupCollectived(ProcessGroupIdentity):
             partial(
                 self._group.reduce_scatter,
                 reduction.op,
-                [value for value, _ in pairs],
+                _one_or_all([value for value, _ in pairs]),
                 sizes=sizes,
-                out=[leaf for _, leaf in pairs],
+                out=_one_or_all([leaf for _, leaf in pairs]),
             )
             for sizes, pairs in alike.items()
         ]

@@ -67,11 +67,16 @@ class Submission:
         self.timeout = timeout
         self.sequence = 0
         self._merged: dict[timedelta, CommunicationOptions] = {}
+        self._defaults: CommunicationOptions | None = self.merge_timeout(None)  # of the group, where these are they
         self._group: Group | None = None
         try:
             session = _shared_session.acquire()
             try:
                 self._group = join(session, self.merge_timeout(None))
+                if self._group is not None:
+                    if self._group.options != self._defaults:
+                        self._defaults = None
+                    self._group.lends_inputs = True  # c10d forbids touching them before an operation has ended
             finally:
                 if self._group is None:
                     _shared_session.release()
@@ -115,7 +120,8 @@ class Submission:
             opts: c10d's; without any, nobody waits.
         """
         self.sequence += 1
-        options = self.merge_timeout(getattr(opts, "timeout", None))
+        merged = self.merge_timeout(getattr(opts, "timeout", None))
+        options = None if merged is self._defaults else merged  # what says nothing of its own is quicker
         is_async = getattr(opts, "asyncOp", True)
         try:
             if is_async:
