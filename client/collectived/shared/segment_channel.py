@@ -35,7 +35,7 @@ from collectived.shared.segment_program import SegmentProgram
 from collectived.shared.segment_reasons import word_end
 from collectived.shared.segment_repeats import RUN_SECONDS, Repeats
 from collectived.values import nest
-from collectived.values.leaves import ARRAY, Array
+from collectived.values.leaves import Array
 from collectived_native import core
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import Code
@@ -172,9 +172,7 @@ class SegmentChannel(Doorbell):
                 next(self._post_numbers)
             else:
                 state.waiting = again.program.engine.waiting()
-            if again.kind is ARRAY or result is None:
-                return result
-            return again.kind.restore(result) if out is None else out
+            return again.restore(result, out)
         except KeyboardInterrupt:
             self.on_interrupt()
             raise

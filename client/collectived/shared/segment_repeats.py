@@ -95,6 +95,12 @@ class Repeat(NamedTuple):
             return NOT_REPEATED
         return out if value is None or out is value or not np.may_share_memory(out, value) else NOT_REPEATED
 
+    def restore(self, result: Any, out: Any) -> Any:
+        """Return what the caller is given."""
+        if self.kind is ARRAY or result is None:
+            return result
+        return self.kind.restore(result) if out is None else out
+
     def make_call(self, value: Any, out: Any, result: Array | None, form: Form) -> SegmentCall:
         """Return a call of what did not complete at once."""
         arrays, spec = ([], nest.ANY) if value is ANY_VALUE else ([value], nest.LEAF)

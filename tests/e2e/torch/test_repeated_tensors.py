@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(150)
 def test_results_are_right_whatever_out_is(one_worker: Any, dtype: Any) -> None:
     def body(group: cd.Group) -> None:
         base = torch.zeros(6).to(dtype)
-        makes = [
+        makes: list[tuple[Any, Any]] = [
             (lambda: torch.full((3,), group.rank + 1).to(dtype), lambda _: None),
             (lambda: torch.full((3,), group.rank + 1).to(dtype), lambda value: value),
             (lambda: torch.full((3,), group.rank + 1).to(dtype), lambda _: torch.empty(3).to(dtype)),
