@@ -181,6 +181,21 @@ class Doorbell(RankChannel):
             self.on_interrupt()
             raise
 
+    def _read_once(self, end: float) -> bool:
+        """Read the doorbell once, or let another thread do so; False once `end` of the monotonic clock is over."""
+        left = end - monotonic()
+        if left <= 0:
+            return False
+        if not self._leader_follower.try_lead():
+            self._leader_follower.wait_as_follower(self._in_flight.never, ALL_PACKS, end)
+            return True
+        try:
+            if self._poller.poll(min(left, SIGNAL_CHECK_INTERVAL) * 1000):
+                self._read()
+        finally:
+            self._leader_follower.resign()
+        return True
+
     def _send_released(self) -> None:
         with self.mutex:
             slots = self._in_flight.results.pop_released()

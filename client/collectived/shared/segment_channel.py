@@ -23,7 +23,6 @@ from collectived import call_site
 from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import ALL_PACKS, Call
 from collectived.calls.channel import NOT_REPEATED
-from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
 from collectived.calls.prepare import PreparedCall
 from collectived.errors import DeadlineExceededError, UnavailableError
 from collectived.shared import seqpacket
@@ -78,6 +77,8 @@ class SegmentChannel(Doorbell):
         """
         end = monotonic() + timeout
         while (engine := self._engines.get(self.rank_state.generation)) is None and not self._engines.is_declined:
+            if (verdict := self.rank_state.verdict) is not None:  # there was no memory for it, say
+                raise self.report_verdict(verdict)
             if self._is_lost or not self._read_once(end):
                 raise UnavailableError(
                     f"{self._worker} has not said within {timeout:g} s where the ranks of group "
@@ -268,7 +269,19 @@ class SegmentChannel(Doorbell):
 
     def _handle(self, message: bytes, descriptor: int) -> Exception | None:
         self._count_instances()
+        with contextlib.suppress(messages.MalformedMessage):  # it is refused below
+            if messages.parse_type(message) is messages.MessageType.FAILED:
+                self._receive_last(messages.parse_failed(message)[0])
         return super()._handle(message, descriptor)
+
+    def _receive_last(self, instance: int) -> None:
+        """Take in what the segment holds for a receive that ends by a verdict: what was sent before that counts."""
+        call = self._calls.get(instance)
+        while isinstance(call, LetterCall) and not call.complete and (job := call.job) is not None:
+            state = call.await_last(job)
+            if state not in (core.COMPLETE, core.DESCRIBE):
+                return
+            self._on_state(call, job, state)
 
     def _count_instances(self) -> None:
         """Say which instance is next: those that complete at once are not counted one by one."""
@@ -439,21 +452,6 @@ class SegmentChannel(Doorbell):
         if reason == core.DEADLINE:
             return self.rank_state.make_overdue_verdict(call, self._worker)
         return word_end(self.rank_state, call, reason, self._engines[call.generation].verdict()[2])
-
-    def _read_once(self, end: float) -> bool:
-        """Read the doorbell once, or let another thread do so; False once `end` of the monotonic clock is over."""
-        left = end - monotonic()
-        if left <= 0:
-            return False
-        if not self._leader_follower.try_lead():
-            self._leader_follower.wait_as_follower(self._in_flight.never, ALL_PACKS, end)
-            return True
-        try:
-            if self._poller.poll(min(left, SIGNAL_CHECK_INTERVAL) * 1000):
-                self._read()
-        finally:
-            self._leader_follower.resign()
-        return True
 
     def _end_generation(self, verdict: Verdict, within: float) -> None:
         self._count_instances()

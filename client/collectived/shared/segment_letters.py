@@ -34,6 +34,7 @@ _PLAIN, _COMPRESSED, _APART = b"\0", b"\1", b"\2"  # how a value is described; a
 _LENGTHS = struct.Struct("<QQ")  # of such a description, and of all of the letter
 _LEAST_SECONDS = 1e-6  # left of a deadline that has passed
 _NEUTRAL = Broadcast(0)  # in place of the operation, so that equal values have equal descriptions
+_LOOK_NANOSECONDS = 1_000_000
 STOP_NANOSECONDS = 50_000_000  # in which the core lets go of memory after the end of a generation
 
 
@@ -92,6 +93,13 @@ class LetterCall(SegmentCall):
         if program.sends:
             return engine.send(program.peer, program.tag, program.preface + inputs, 0, blob, mode)
         return engine.receive(program.peer, program.tag, outputs, nanoseconds, blob, mode)
+
+    def await_last(self, job: core.Job) -> int:
+        """Return its state once the core has looked what there is for it, and has read that."""
+        state = job.wait(_LOOK_NANOSECONDS)
+        while state == core.KNOCK or (state == core.PENDING and job.source() >= 0):
+            state = job.wait(STOP_NANOSECONDS)
+        return state
 
     def describe(self, job: core.Job) -> None:
         (blob,) = job.blobs()

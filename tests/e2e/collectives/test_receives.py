@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from typing import Any
@@ -229,3 +230,34 @@ def test_an_abort_ends_a_receive_from_any_rank(cluster: Any, workers: int, trans
         return work.cancel()
 
     assert cluster.run(2, body)[0] is False
+
+
+LEAVES = """
+import sys, numpy as np, collectived as cd
+with cd.connect() as session, session.join() as group:
+    if group.rank:
+        print("receives", flush=True)
+        print(group.recv(0).sum(), flush=True)
+    else:
+        sys.stdin.readline()
+        group.send(np.ones(100_000), 1)
+"""
+
+
+def test_what_was_sent_before_its_sender_left_comes_however_late_its_receiver_looks(
+    cluster: Any, workers: int, transport: str
+) -> None:
+    """It finds the verdict that its sender has left beside what that has sent."""
+    leaver, receiver = (cluster.client(rank, 2, f"leaves-{workers}", LEAVES) for rank in range(2))
+    try:
+        assert receiver.stdout.readline() == "receives\n"
+        settle(lambda: "recv(source=0" in str(cluster.status()))  # its worker watches it
+        receiver.send_signal(signal.SIGSTOP)
+        assert leaver.communicate("\n", timeout=SECONDS)[1] == ""
+        time.sleep(0.3)  # until the verdict is there too
+        receiver.send_signal(signal.SIGCONT)
+        assert receiver.communicate(timeout=SECONDS) == ("100000.0\n", "")
+    finally:
+        for client in (leaver, receiver):
+            client.kill()
+            client.communicate()

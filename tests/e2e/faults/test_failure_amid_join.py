@@ -64,3 +64,33 @@ def test_a_rank_that_cannot_enter_gives_its_place_up(
         assert [member.rank for member in told.value.missing] == [1]
         again = pool.submit(lambda: session.join(name, 2, rank=0, timeout=20))
         assert failing.join(name, 2, rank=1, timeout=20).generation == again.result(20).generation
+
+
+CRAMPED = """
+import resource, sys, collectived as cd
+with cd.connect() as session:
+    most = 1 << 30  # less than the segment of a group needs, with room for letters
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    try:
+        session.join()
+    except cd.errors.CollectiveError as error:
+        print(type(error).__name__, error, flush=True)
+    sys.stdin.readline()  # the others are told although its session goes on
+"""
+
+
+def test_a_rank_that_has_no_room_for_the_segment_says_so(one_worker: Any, request: pytest.FixtureRequest) -> None:
+    cramped = one_worker.client(1, 2, request.node.name, CRAMPED)
+    try:
+        with (
+            pytest.raises(cd.errors.ResourceExhaustedError) as told,
+            cd.connect(one_worker.addresses[0]) as session,
+            session.join(request.node.name, 2, rank=0, timeout=20) as group,
+        ):
+            group.barrier(timeout=20)
+        assert [member.rank for member in told.value.missing] == [1]
+        said = cramped.stdout.readline()
+        assert said.startswith("ResourceExhaustedError") and "Cannot allocate memory" in said
+    finally:
+        cramped.kill()
+        cramped.communicate()
