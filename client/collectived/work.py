@@ -114,14 +114,6 @@ class Work(Generic[T_co]):
         self._observed |= taken_back
         return taken_back
 
-    def peek_failure(self) -> CollectiveError | None:
-        """The error of a work that is done, as in `exception`, but the caller counts as not having been given it.
-
-        For callbacks: a group that goes on after an error does so once the caller has been given it.
-        """
-        verdict = self._verdict
-        return None if verdict is None else error_from_verdict(verdict, self._call.prepared.site)
-
     def add_done_callback(self, callback: Callable[[Work[T_co]], object]) -> None:
         """Has `callback(work)` called when the collective has ended, or soon if it has already.
 
@@ -300,3 +292,12 @@ def wait(works: Iterable[Work[T_co]], timeout: float | timedelta | None = None) 
         if failure is not None:
             raise failure
     return [work.result() for work in pending]
+
+
+def peek_failure(work: Work[Any]) -> CollectiveError | None:
+    """The error of a work that is done, as in `exception`, but the caller counts as not having been given it.
+
+    For callbacks: a group that goes on after an error does so once the caller has been given it.
+    """
+    verdict = work._verdict
+    return None if verdict is None else error_from_verdict(verdict, work._call.prepared.site)

@@ -12,6 +12,7 @@ from typing import Any
 from collectived.group import Group
 from collectived.integrations.futures import Future, complete_future, make_future, queue_after_backward
 from collectived.values.leaves import writable_view
+from collectived.work import peek_failure
 from collectived_proto.options import CommunicationOptions
 
 Hook = Callable[[object, Any], Future]
@@ -47,7 +48,7 @@ def allreduce_hook(group: Group, options: CommunicationOptions | None = None) ->
             complete_future(future, gradients, error)
             queue_after_backward(future, lambda: None)
         else:
-            work.add_done_callback(lambda work: complete_future(future, gradients, work.peek_failure(), work.result))
+            work.add_done_callback(lambda work: complete_future(future, gradients, peek_failure(work), work.result))
             queue_after_backward(future, work.exception)
         return future
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from collectived.integrations.c10d.errors import translate
 from collectived.integrations.futures import Future, complete_future, is_settling, make_future, queue_after_backward
-from collectived.work import Work
+from collectived.work import Work, peek_failure
 from collectived_proto.errors import CollectiveError
 
 Finish = Callable[[list[Any]], object]  # what is to be done with the results, once
@@ -167,7 +167,7 @@ class PendingWork(dist._Work):  # type: ignore[misc]
             self._left -= 1
             if self._left:
                 return
-        failure = next(filter(None, (work.peek_failure() for work in self._works)), None)
+        failure = next(filter(None, (peek_failure(work) for work in self._works)), None)
         if failure is None:
             self._settle()
         else:
