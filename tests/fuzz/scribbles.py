@@ -9,6 +9,7 @@ Rank 0 scribbles meanwhile. Ranks may get any `CollectiveError` and any numbers;
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import mmap
 import os
@@ -134,10 +135,12 @@ def play(group: cd.Group, seed: int, seconds: float) -> None:
 
 def main(address: str, name: str, rank: int, rounds: int, seed: int) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    faulthandler.enable()
     scribbler = Scribbler(seed) if rank == SCRIBBLER else None
     outcomes: Counter[str] = Counter()
     with cd.connect(address) as session:
         for turn in range(rounds):
+            faulthandler.dump_traceback_later(HANG_SECONDS / 2)
             group = session.join(f"{name}-{turn}", SIZE, rank=rank, timeout=HANG_SECONDS)
             writing = None
             if scribbler is not None:
@@ -153,6 +156,7 @@ def main(address: str, name: str, rank: int, rounds: int, seed: int) -> int:
                     writing.join()
             with contextlib.suppress(cd.errors.CollectiveError):
                 group.leave()
+            faulthandler.cancel_dump_traceback_later()
     print(json.dumps(outcomes))
     return 0
 
@@ -173,14 +177,18 @@ def besiege(address: str, name: str, rounds: int, seed: int) -> Iterator[Counter
     try:
         yield outcomes
         end = time.monotonic() + HANG_SECONDS + rounds * 4 * TIMEOUT
+        problems = []
         for rank, process in enumerate(ranks):
             try:
                 told, said = process.communicate(timeout=max(1.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
-                raise AssertionError(f"rank {rank} hangs (seed {seed})") from None
-            assert process.returncode == 0, f"rank {rank}: {process.returncode} (seed {seed}): {said.decode()[-3000:]}"
-            if rank != SCRIBBLER:
+                process.kill()
+                told, said = process.communicate()
+            if process.returncode:
+                problems.append(f"rank {rank} ended with {process.returncode}: {said.decode()[-3000:]}")
+            elif rank != SCRIBBLER:
                 outcomes.update(json.loads(told))
+        assert not problems, f"seed {seed}:\n" + "\n".join(problems)
     finally:
         for process in ranks:
             process.kill()

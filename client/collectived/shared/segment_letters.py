@@ -35,6 +35,7 @@ _LENGTHS = struct.Struct("<QQ")  # of such a description, and of all of the lett
 _LEAST_SECONDS = 1e-6  # left of a deadline that has passed
 _NEUTRAL = Broadcast(0)  # in place of the operation, so that equal values have equal descriptions
 _LOOK_NANOSECONDS = 1_000_000
+_LAST_SECONDS = 2.0  # for all of a letter that is being read when a verdict comes
 STOP_NANOSECONDS = 50_000_000  # in which the core lets go of memory after the end of a generation
 
 
@@ -96,8 +97,8 @@ class LetterCall(SegmentCall):
 
     def await_last(self, job: core.Job) -> int:
         """Return its state once the core has looked what there is for it, and has read that."""
-        state = job.wait(_LOOK_NANOSECONDS)
-        while state == core.KNOCK or (state == core.PENDING and job.source() >= 0):
+        state, end = job.wait(_LOOK_NANOSECONDS), monotonic() + _LAST_SECONDS
+        while (state == core.KNOCK or (state == core.PENDING and job.source() >= 0)) and monotonic() < end:
             state = job.wait(STOP_NANOSECONDS)
         return state
 

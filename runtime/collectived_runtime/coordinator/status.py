@@ -10,7 +10,7 @@ What workers told of themselves when they last did, for the time in which they d
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
@@ -164,9 +164,6 @@ def _pending_view(generation: GroupRun, instance: int, stall_seconds: float, now
     )
 
 
-MAX_MEMBERS = 64  # of a failure, that are told
-
-
 def status_reply(
     view: Snapshot,
     told: Mapping[int, status_pb2.WorkerStatus],
@@ -192,7 +189,7 @@ def status_reply(
         failures=[
             status_pb2.Failure(
                 unix_time=unix_time - failure.seconds_ago,
-                verdict=codec.verdict_to_proto(_shorten_verdict(failure.verdict)),
+                verdict=codec.verdict_to_proto(failure.verdict),
             )
             for failure in view.failures
         ],
@@ -206,16 +203,6 @@ def is_every_worker_attached(view: Snapshot) -> bool:
     here = {worker.hello.task for worker in view.workers if worker.connected}
     needed = {member.worker for group in view.groups if group.state not in ENDED_STATES for member in group.members}
     return bool(here) and needed <= here
-
-
-def _shorten_verdict(verdict: Verdict) -> Verdict:
-    """Failures are many: of a group with thousands of ranks not each is told again with each of them."""
-    return replace(
-        verdict,
-        missing=verdict.missing[:MAX_MEMBERS],
-        differing=verdict.differing[:MAX_MEMBERS],
-        members=verdict.members if len(verdict.members) <= MAX_MEMBERS else (),
-    )
 
 
 def coordinator_status(

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
-from collectived_proto.errors import Code
-from collectived_proto.types import RELEASE, Member, Verdict
+from collectived_proto.types import RELEASE, Member
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_runtime.coordinator.core.events import WorkerHello
 from collectived_runtime.coordinator.core.verdicts import pending_text
 from collectived_runtime.coordinator.status import (
-    MAX_MEMBERS,
     FailureView,
     GroupView,
     PendingView,
@@ -51,15 +47,6 @@ def test_what_group_loops_told_before_they_were_stopped_is_not_lost() -> None:
     assert (list(flight.arrived), list(flight.missing), flight.seconds) == ([0, 1], [], 3.0)
     assert (flight.state, flight.site) == ("running", "train.py:9")
     assert (shown.collectives_failed, shown.rates[0].collectives) == (1, 4)
-
-
-@pytest.mark.parametrize(("size", "told"), [(MAX_MEMBERS, MAX_MEMBERS), (MAX_MEMBERS + 1, 0)])
-def test_failures_of_large_groups_are_told_without_every_rank(size: int, told: int) -> None:
-    ranks = tuple(Member(rank, "CPU:0", rank, "h", rank) for rank in range(size))
-    verdict = Verdict("job/train", 1, 2, Code.UNAVAILABLE, "lost", 0, missing=ranks, members=ranks)
-    (failure,) = status_reply(view(failures=(FailureView(60.0, verdict),)), {}, 100.0, ()).failures
-    assert (len(failure.verdict.members), len(failure.verdict.missing)) == (told, MAX_MEMBERS)
-    assert failure.unix_time == 40.0
 
 
 def test_a_coordinator_that_was_started_again_knows_whether_it_has_heard_the_workers_of_its_groups() -> None:

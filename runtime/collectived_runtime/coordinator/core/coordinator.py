@@ -28,6 +28,9 @@ from collectived_runtime.coordinator.core.events import (
     WorkerDrained,
 )
 from collectived_runtime.coordinator.core.registry import (
+    Registry,
+)
+from collectived_runtime.coordinator.core.timers import (
     DrainRetry,
     DrainTimeout,
     InquiryRetry,
@@ -36,7 +39,6 @@ from collectived_runtime.coordinator.core.registry import (
     ProgressTimer,
     ProposalTimeout,
     ReattachTimeout,
-    Registry,
     SettleTimeout,
     Timer,
     WorkerTimeout,

@@ -33,15 +33,17 @@ from collectived_runtime.coordinator.core.events import (
 )
 from collectived_runtime.coordinator.core.registry import (
     Drain,
-    DrainRetry,
-    DrainTimeout,
     GroupRun,
     PendingJoin,
     Proposal,
-    ProposalTimeout,
     Registry,
 )
 from collectived_runtime.coordinator.core.scaling import PROMISE_TIMEOUT_SECONDS
+from collectived_runtime.coordinator.core.timers import (
+    DrainRetry,
+    DrainTimeout,
+    ProposalTimeout,
+)
 from collectived_runtime.verdicts.decisions import Decision
 
 RETRY_SECONDS = 0.25  # while workers of a generation are awaited after a restart, or promise for another drain

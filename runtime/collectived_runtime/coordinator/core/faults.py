@@ -30,12 +30,13 @@ from collectived_runtime.coordinator.core.registry import (
     MAX_EVIDENCE,
     Departure,
     Evidence,
-    Failure,
     GroupRun,
     Inquiry,
+    Registry,
+)
+from collectived_runtime.coordinator.core.timers import (
     InquiryRetry,
     InquiryTimeout,
-    Registry,
 )
 from collectived_runtime.verdicts import decisions
 
@@ -464,7 +465,7 @@ def _record(registry: Registry, generation: GroupRun, verdict: Verdict, now: flo
         yield Log("debug", f"group {group!r}, failed already: {verdict.message}")
         return
     generation.failed = True
-    registry.failures.appendleft(Failure(now, verdict))
+    registry.record_failure(verdict, now)
     registry.counts.verdicts[verdict.code] = registry.counts.verdicts.get(verdict.code, 0) + 1
     yield Log("info", f"group {group!r} failed with {Code(verdict.code).name}: {verdict.message}", verdict)
     registry.retire_if_over(generation)

@@ -29,12 +29,13 @@ from collectived_runtime.coordinator.core.events import (
 )
 from collectived_runtime.coordinator.core.registry import (
     Departure,
-    Failure,
     GroupRun,
-    ReattachTimeout,
     Registry,
     ReportedProgress,
     WorkerRecord,
+)
+from collectived_runtime.coordinator.core.timers import (
+    ReattachTimeout,
     WorkerTimeout,
 )
 
@@ -246,7 +247,7 @@ def _compare_verdicts(
         generation.successor = generation.successor or verdict.successor
         if verdict.code != Code.ABORTED or verdict.from_instance == 0:
             generation.failed = True
-            registry.failures.appendleft(Failure(now, verdict))
+            registry.record_failure(verdict, now)
         for other in generation.ranks_by_worker:
             if other != task and registry.is_connected(other):
                 yield SendToWorker(other, verdict)

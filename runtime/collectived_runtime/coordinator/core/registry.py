@@ -24,11 +24,15 @@ from collectived_runtime.coordinator.core.events import (
     LinkMeasured,
     WorkerHello,
 )
+from collectived_runtime.coordinator.core.timers import Timer
 from collectived_runtime.limits.quota_settings import NO_LIMITS, GroupLimits
 from collectived_runtime.limits.rejections import Limit
 
 MAX_FAILURES = 64
+MAX_FAILURE_MEMBERS = 64  # that each of these names
 MAX_FINISHED_GENERATIONS = 256
+MAX_FINISHED_BYTES = 4 << 20  # of what is kept of them, but for the latest
+_MEMBER_BYTES = 1000  # of a member, its progress and what a verdict says of it, beside their texts
 MAX_EVIDENCE = 64
 INQUIRY_SECONDS = 0.1
 INQUIRY_RETRY_SECONDS = 0.01  # while ranks that are still to come decide who the majority is
@@ -168,6 +172,12 @@ class GroupRun:
     @property
     def is_over(self) -> bool:
         return self.failed or self.has_ended
+
+    def estimate_bytes(self) -> int:
+        """Return what it takes of memory, about."""
+        members = self.info.members
+        texts = (one.device + one.host + one.label + one.last_op + one.last_site for one in members)
+        return len(self.info.name) + sum(map(len, texts)) + _MEMBER_BYTES * len(members)
 
     def active_ranks(self, task: int) -> tuple[int, ...]:
         """Return the ranks of a worker that have not departed."""
@@ -310,81 +320,6 @@ class Failure:
     verdict: Verdict
 
 
-# Timers: what to look at when their time comes. One that no longer applies is passed over.
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerTimeout:
-    task: int
-    incarnation: str
-
-
-@dataclass(frozen=True, slots=True)
-class InquiryTimeout:
-    query: int
-
-
-@dataclass(frozen=True, slots=True)
-class InquiryRetry:
-    query: int
-
-
-@dataclass(frozen=True, slots=True)
-class SettleTimeout:
-    """`complete_at`: of the generation that forms, when this was armed."""
-
-    name: str
-    complete_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressTimer:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReattachTimeout:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class MeasurementTimeout:
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProposalTimeout:
-    """`proposal` 0: time to look again whether one is due."""
-
-    proposal: int
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class DrainRetry:
-    request: int
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class DrainTimeout:
-    request: int
-
-
-Timer = (
-    DrainRetry
-    | DrainTimeout
-    | WorkerTimeout
-    | InquiryTimeout
-    | InquiryRetry
-    | SettleTimeout
-    | ProgressTimer
-    | ReattachTimeout
-    | MeasurementTimeout
-    | ProposalTimeout
-)
-
-
 @dataclass(slots=True)
 class Counts:
     """What has happened since this coordinator started, in numbers that only grow.
@@ -423,7 +358,7 @@ class Registry:
     generations: dict[int, GroupRun] = field(default_factory=dict)
     latest_generations: dict[str, int] = field(default_factory=dict)  # name -> the generation that became complete last
     generation_by_join: dict[tuple[int, str], int] = field(default_factory=dict)  # (task, request) -> generation
-    finished_generations: dict[int, None] = field(default_factory=dict)  # oldest first
+    finished_generations: dict[int, int] = field(default_factory=dict)  # oldest first: bytes of each, about
     inquiries: dict[int, Inquiry] = field(default_factory=dict)
     proposals: dict[int, Proposal] = field(default_factory=dict)
     drains: dict[int, Drain] = field(default_factory=dict)  # by request
@@ -473,13 +408,21 @@ class Registry:
 
     def retire_if_over(self, generation: GroupRun) -> None:
         """Note that a generation may be over, and forget the oldest of those."""
-        number = generation.info.generation
-        if generation.is_over and number in self.generations:
-            self.finished_generations[number] = None
-        while len(self.finished_generations) > MAX_FINISHED_GENERATIONS:
-            oldest = next(iter(self.finished_generations))
-            del self.finished_generations[oldest]
+        number, finished = generation.info.generation, self.finished_generations
+        if number in finished or not generation.is_over or number not in self.generations:
+            return
+        finished[number] = latest = generation.estimate_bytes()
+        while len(finished) > MAX_FINISHED_GENERATIONS or sum(finished.values()) - latest > MAX_FINISHED_BYTES:
+            oldest = next(iter(finished))
+            del finished[oldest]
             self._discard_generation(oldest)
+
+    def record_failure(self, verdict: Verdict, now: float) -> None:
+        """Keep it for people: of a group with thousands of ranks not each is told again with each of its failures."""
+        missing, differing = verdict.missing[:MAX_FAILURE_MEMBERS], verdict.differing[:MAX_FAILURE_MEMBERS]
+        members = verdict.members if len(verdict.members) <= MAX_FAILURE_MEMBERS else ()
+        shortened = replace(verdict, missing=missing, differing=differing, members=members)
+        self.failures.appendleft(Failure(now, shortened))
 
     def _discard_generation(self, number: int) -> None:
         generation = self.generations.pop(number)

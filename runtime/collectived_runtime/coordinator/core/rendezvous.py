@@ -45,12 +45,14 @@ from collectived_runtime.coordinator.core.registry import (
     FormingGroup,
     GroupRun,
     Measurement,
-    MeasurementTimeout,
     PendingJoin,
-    ProgressTimer,
     Registry,
-    SettleTimeout,
     identity,
+)
+from collectived_runtime.coordinator.core.timers import (
+    MeasurementTimeout,
+    ProgressTimer,
+    SettleTimeout,
 )
 from collectived_runtime.coordinator.core.tuning import add_stored_table, make_table, worst_case_model
 from collectived_runtime.coordinator.core.verdicts import (

@@ -15,9 +15,11 @@ from collectived_runtime.coordinator.core.registry import (
     FormingGroup,
     GroupRun,
     Proposal,
-    ProposalTimeout,
     Registry,
     identity,
+)
+from collectived_runtime.coordinator.core.timers import (
+    ProposalTimeout,
 )
 
 PROMISE_TIMEOUT_SECONDS = 0.3  # group loops keep a promise for longer than this
