@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.fuzz.feeding import fuzz
@@ -91,6 +92,13 @@ def _guided(runs: int, seed: int) -> list[str]:
     return found
 
 
+def _judge(stage: str, log: str, grown: Mapping[str, int], most: int) -> list[str]:
+    """What daemons have come to in a stage, by their log and how many bytes each has grown by."""
+    at = log.find("Traceback")
+    found = [] if at < 0 else [f"{stage}: a traceback in the log:\n{log[max(0, at - 500) : at + 4000]}"]
+    return found + [f"{stage}: the {name} grew by {size >> 20} MiB" for name, size in grown.items() if size > most]
+
+
 def _siege(count: int, seed: int) -> list[str]:
     with cd.testing.local(workers=2) as job:
         attacker = Attacker(job)
@@ -113,10 +121,7 @@ def _siege(count: int, seed: int) -> list[str]:
             f"the worker grew by {grown / (1 << 20):.1f} MiB and has {sizes[1][1]} threads ({sizes[0][1]} before)",
             flush=True,
         )
-        found = [f"siege: a traceback in the log:\n{job.log[-4000:]}"] if "Traceback" in job.log else []
-        if grown > MOST_GROWTH:
-            found.append(f"siege: the worker grew by {grown >> 20} MiB")
-        return found
+        return _judge("siege", job.log, {"worker": grown}, MOST_GROWTH)
 
 
 def _valid(count: int, seed: int) -> list[str]:
@@ -135,10 +140,7 @@ def _valid(count: int, seed: int) -> list[str]:
             return [f"valid messages: {type(error).__name__}: {error}\n{job.log[-4000:]}"]
         told = ", ".join(f"the {name} grew by {size / (1 << 20):.1f} MiB" for name, size in grown.items())
         print(f"valid messages: {dict(guests.answers)}; {good.sums} good sums meanwhile; {told}", flush=True)
-        found = [f"valid messages: a traceback in the log:\n{job.log[-4000:]}"] if "Traceback" in job.log else []
-        if max(grown.values()) > MOST_GROWTH_BY_VALID:
-            found.append(f"valid messages: {told}")
-        return found
+        return _judge("valid messages", job.log, grown, MOST_GROWTH_BY_VALID)
 
 
 def _scribbles(count: int, seed: int) -> list[str]:
@@ -160,10 +162,7 @@ def _scribbles(count: int, seed: int) -> list[str]:
             f"the worker grew by {grown / (1 << 20):.1f} MiB",
             flush=True,
         )
-        found = [f"scribbles: a traceback in the log:\n{job.log[-4000:]}"] if "Traceback" in job.log else []
-        if grown > MOST_GROWTH:
-            found.append(f"scribbles: the worker grew by {grown >> 20} MiB")
-        return found
+        return _judge("scribbles", job.log, {"worker": grown}, MOST_GROWTH)
 
 
 if __name__ == "__main__":

@@ -30,9 +30,8 @@ from collectived_proto.report.labels import (
     size_text,
     worker_state,
 )
-from collectived_proto.report.phrases import format_duration, ranks_text, sanitize_text, short_worker_names
+from collectived_proto.report.phrases import format_duration, peer_label, ranks_text, sanitize_text, short_worker_names
 from collectived_proto.report.quantities import format_bytes
-from collectived_proto.types import ANY_SOURCE
 from collectived_proto.v1 import status_pb2 as pb
 
 MAX_FAILURES = 3  # among the findings, unless all is wanted
@@ -212,7 +211,7 @@ def _in_flight(reply: pb.StatusReply) -> Table:
                 format_bytes(post.bytes) if post.bytes else "-",
                 format_duration(post.seconds),
                 str(post.rank),
-                "any" if post.peer == ANY_SOURCE else str(post.peer),
+                str(peer_label(post.peer)),
             )
             _add_row(table, name, post.op, "waiting", *row, post.site or "-", "-", "-", "-")
     return table

@@ -24,9 +24,8 @@ from collectived_proto.report.labels import (
     size_text,
     worker_state,
 )
-from collectived_proto.report.phrases import format_duration, ranks_text
+from collectived_proto.report.phrases import format_duration, peer_label, ranks_text
 from collectived_proto.report.quantities import format_bytes
-from collectived_proto.types import ANY_SOURCE
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
 
@@ -227,7 +226,7 @@ def _p2p_row(name: str, post: pb.PostInFlight, late: bool) -> Row:
         name,
         post.op,
         format_duration(post.seconds),
-        "any" if post.peer == ANY_SOURCE else str(post.peer),
+        str(peer_label(post.peer)),
         str(post.rank),
         post.site or "-",
         nbytes,

@@ -17,7 +17,7 @@ from collectived_launcher.trace.absences import Absence, find_absences
 from collectived_launcher.trace.collect import CollectedTrace, TracedProcess
 from collectived_launcher.trace.trace_events import Event, FlowEndpoint, Slice, TraceProcess, flow_events
 from collectived_proto.errors import Code
-from collectived_proto.types import ANY_SOURCE
+from collectived_proto.report.phrases import peer_label
 from collectived_proto.v1.trace_pb2 import TraceArrival, TraceCollective, TraceLane, TraceMark
 
 _Flow = tuple[int, ...]  # group key, generation, instance, pack, shard, round, from, to
@@ -260,7 +260,7 @@ def _args(group_loop: TraceLane, collective: TraceCollective) -> dict[str, Any]:
         "outcome": _outcome(collective),
     }
     if collective.HasField("peer"):
-        return args | {"peer": "any" if collective.peer == ANY_SOURCE else collective.peer}
+        return args | {"peer": peer_label(collective.peer)}
     if collective.algorithm:
         args |= {"algorithm": collective.algorithm, "packs": collective.packs, "shards": collective.shards}
     if collective.code:

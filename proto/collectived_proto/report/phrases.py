@@ -40,6 +40,11 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts)}"
 
 
+def peer_label(peer: int) -> int | str:
+    """2, or `any`: the rank at the other end of a send or recv"""
+    return "any" if peer == ANY_SOURCE else peer
+
+
 def peer_text(peer: int) -> str:
     """`rank 2`, or `any rank`: the other end of a send or recv"""
     return "any rank" if peer == ANY_SOURCE else f"rank {peer}"

@@ -114,7 +114,7 @@ def _handle_rank_report(registry: Registry, generation: GroupRun, report: Report
             yield from _mark_rank_left(registry, generation, rank, last, now)
         case ReportKind.ABORT:
             decision = decisions.judge_abort(generation.member(rank, now), report.text, report.cause)
-            # A rank that gives up since it has not heard yet of what failed there is no fault of its own.
+            # A rank that gives up because it has not heard of a failure yet is no second failure.
             if _is_uncovered(generation, max(last, 0)):
                 yield from deliver(registry, generation, verdicts.make_verdict(generation, decision, 0, now), now)
             successor = registry.get_successor(generation)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from collectived_proto.errors import Code
-from collectived_proto.types import ANY_SOURCE
+from collectived_proto.report.phrases import peer_label
 from collectived_runtime.engine.record.flight_recorder import Entry, FlightRecorder, RingBuffer
 from collectived_runtime.startup_error import StartupError
 from collectived_runtime.worker.observe.status import WorkerIdentity
@@ -143,7 +143,7 @@ def attributes(entry: Entry) -> dict[str, Any]:
     if entry.missing:
         said["collectived.missing"] = list(entry.missing)
     if entry.peer >= 0:
-        said["collectived.peer"] = "any" if entry.peer == ANY_SOURCE else entry.peer
+        said["collectived.peer"] = peer_label(entry.peer)
     return said
 
 
