@@ -72,13 +72,14 @@ def choose_compiler(architecture: str = "") -> list[str]:
     raise CompilerMissingError(f"the native core needs a C compiler {which}: install one, or: pip install '{ZIG}'")
 
 
-def compile_core(target: Path, *, architecture: str = "", flags: tuple[str, ...] = ()) -> None:
+def compile_core(target: Path, *, architecture: str = "", flags: tuple[str, ...] = (), is_strict: bool = False) -> None:
     """Compile the core to `target`, which appears whole or not at all.
 
     Args:
         target: the file to make.
         architecture: for which one, by Zig and against an old C library, as for a release; '' for this machine.
         flags: instead of those that strip the file and make it the same every time.
+        is_strict: every warning is an error.
 
     Raises:
         CompilerMissingError: there is no compiler.
@@ -94,7 +95,16 @@ def compile_core(target: Path, *, architecture: str = "", flags: tuple[str, ...]
         made = Path(folder) / target.name
         # Zig keeps what it made of its own sources: within the folder that goes away again.
         environment = os.environ | {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
-        command = [*choose_compiler(architecture), *FLAGS, *(flags or links), digest, *names, "-o", str(made)]
+        command = [
+            *choose_compiler(architecture),
+            *FLAGS,
+            *(STRICT if is_strict else ()),
+            *(flags or links),
+            digest,
+            *names,
+            "-o",
+            str(made),
+        ]
         subprocess.run(command, cwd=PACKAGE / "src", env=environment, check=True)
         made.replace(target)
 
@@ -115,7 +125,7 @@ def main() -> None:
     if options.sanitize:
         flags = (f"-fsanitize={options.sanitize}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1")
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    compile_core(options.output, flags=(*flags, *(STRICT if options.strict else ())))
+    compile_core(options.output, flags=flags, is_strict=options.strict)
 
 
 if __name__ == "__main__":
