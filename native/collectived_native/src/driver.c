@@ -216,7 +216,8 @@ static int is_decided(const struct engine *e, const struct job *job) {
 /* Until when the caller need not look up; 0: now it has to return `result`. */
 static u64 next_duty(struct engine *e, struct job *job, struct waiting *how, int *result) {
     u64 t = engine_now(e), until = t + SLEEP_MOST;
-    int knocks = how->knocks && job && t >= job->knock_at, over = how->until && t >= how->until;
+    u64 knock_at = !job || !how->knock_at ? ~(u64)0 : job->knock_at < how->knock_at ? job->knock_at : how->knock_at;
+    int knocks = t >= knock_at, over = how->until && t >= how->until;
     *result = PENDING;
     if (how->interrupted && (knocks || over || t - how->looked >= LOOK_EVERY) && !(job && is_decided(e, job))) {
         how->looked = t;
@@ -231,7 +232,7 @@ static u64 next_duty(struct engine *e, struct job *job, struct waiting *how, int
     if (knocks || over) return 0;
     if (how->interrupted && how->looked + LOOK_EVERY < until) until = how->looked + LOOK_EVERY;
     if (how->until && how->until < until) until = how->until;
-    if (how->knocks && job && job->knock_at < until) until = job->knock_at;
+    if (knock_at < until) until = knock_at;
     return until;
 }
 

@@ -64,7 +64,7 @@ struct job {
 
 struct waiting { /* what the calling thread brings along */
     u64 until;       /* by the engine's clock; 0: for ever */
-    int knocks;      /* return KNOCK when it is due */
+    u64 knock_at;    /* return KNOCK then, or when the job has waited for so long that it is due; 0: never */
     /* Looks at signals, with the GIL; not 0: an exception is set. NULL: this thread has none. */
     int (*interrupted)(void *);
     void *argument;

@@ -153,9 +153,10 @@ static int interrupted(void *argument) {
 }
 
 /* Waits without the GIL: a state; `raised`: an exception is set. */
-static int wait_for(Engine *e, struct job *job, u64 until, int knocks, int *raised) {
+static int wait_for(Engine *e, struct job *job, u64 until, int *raised) {
     PyThreadState *state = PyEval_SaveThread();
-    struct waiting how = {.until = until, .knocks = knocks, .interrupted = interrupted, .argument = &state, .looked = engine_now(e->engine)};
+    struct waiting how = {.until = until, .interrupted = interrupted, .argument = &state, .looked = engine_now(e->engine)};
+    how.knock_at = how.looked + SLEEP_MOST;
     int found = engine_wait(e->engine, job, &how);
     *raised = how.raised;
     if (how.raised) { /* the generation has ended with it: until the job has, others may read its memory */
@@ -170,7 +171,7 @@ PyObject *carry_out(Engine *e, struct held *h, u64 bytes) {
     int raised = 0, found = PENDING;
     engine_submit(e->engine, &h->job);
     if (bytes < KEEP_GIL_BELOW) found = engine_try(e->engine, &h->job, TRY_NANOSECONDS);
-    if (found == PENDING) found = wait_for(e, &h->job, 0, 1, &raised);
+    if (found == PENDING) found = wait_for(e, &h->job, 0, &raised);
     if (found == COMPLETE && !raised && !h->more && h->job.slot < 0) {
         let_go(h);
         if (e->spare) free(e->spare);
@@ -233,13 +234,12 @@ Job *usable_job(PyObject *self) {
 static PyObject *job_wait(PyObject *self, PyObject *timeout) {
     Job *job = (Job *)self;
     long long nanoseconds = PyLong_AsLongLong(timeout);
-    if (PyErr_Occurred()) return NULL;
     int found = atomic_load(&job->held->job.state), raised = 0;
-    if (found == PENDING && !usable_job(self)) return NULL;
+    if (PyErr_Occurred() || (found == PENDING && !usable_job(self))) return NULL;
     if (found == PENDING) {
         u64 until = nanoseconds < 0 ? 0 : engine_now(job->engine->engine) + (u64)nanoseconds;
         Py_IncRef(self);
-        found = wait_for(job->engine, &job->held->job, until, 1, &raised);
+        found = wait_for(job->engine, &job->held->job, until, &raised);
         Py_DecRef(self);
     }
     if (is_over(job->held)) reap(job->engine);
