@@ -96,11 +96,9 @@ class Supervisor:
     def _on_daemon_ready(self, name: str) -> None:
         self._restart_states[name] = restarts.record_ready(self._restart_states[name])
         self._failures[name] = 0
-        self._set_state(name, "serving")
         workers = [daemon for name, daemon in self._daemons.items() if name != COORDINATOR]
-        if workers and all(daemon.ready_info for daemon in workers) and not self._published:
-            self._published = True
-            self._publish()
+        self._published = self._published or bool(workers) and all(daemon.ready_info for daemon in workers)
+        self._set_state(name, "serving")
 
     def _publish(self) -> None:
         """Tells others which workers serve, and which do not now."""
@@ -183,9 +181,9 @@ class Supervisor:
 
     def _set_state(self, name: str, to: str) -> None:
         self._states[name] = to
-        self._write_state()
-        if self._published:
+        if self._published:  # first: a worker that is said to serve is one that `run` finds
             self._publish()
+        self._write_state()
 
     def _write_state(self) -> None:
         daemons: dict[str, Any] = {
