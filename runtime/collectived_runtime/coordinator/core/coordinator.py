@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from collectived_proto.types import Tier
-from collectived_runtime.coordinator.core import draining, faults, membership, rendezvous, scaling
+from collectived_runtime.coordinator.core import draining, faults, inquiries, membership, rendezvous, scaling
 from collectived_runtime.coordinator.core.events import (
     DrainRequested,
     Effect,
@@ -136,7 +136,7 @@ class Coordinator:
             case FaultReported():
                 yield from faults.handle_report(registry, event, now)
             case QueryAnswered():
-                yield from faults.handle_query_answer(registry, event, now)
+                yield from inquiries.handle_query_answer(registry, event, now)
             case LinkMeasured():
                 yield from rendezvous.handle_measurement(registry, event)
             case WorkerDrained():
@@ -159,9 +159,9 @@ class Coordinator:
             case WorkerTimeout():
                 yield from membership.on_worker_timeout(registry, timer, now)
             case InquiryTimeout(query):
-                yield from faults.on_inquiry_timeout(registry, query, now)
+                yield from inquiries.on_inquiry_timeout(registry, query, now)
             case InquiryRetry(query):
-                yield from faults.on_inquiry_retry(registry, query, now)
+                yield from inquiries.on_inquiry_retry(registry, query, now)
             case SettleTimeout():
                 yield from rendezvous.on_settle_timeout(registry, timer, now)
             case ProgressTimer(name):

@@ -16,7 +16,7 @@ from collectived_proto.cause import Cause
 from collectived_proto.errors import Code
 from collectived_proto.report.phrases import collective_text, format_seconds, ranks_text
 from collectived_proto.types import unscoped_name
-from collectived_runtime.coordinator.core import faults, verdicts
+from collectived_runtime.coordinator.core import delivery, verdicts
 from collectived_runtime.coordinator.core.events import (
     AbandonedCollective,
     DrainDone,
@@ -282,7 +282,7 @@ def _deliver_drain_verdict(
     )
     verdict = verdicts.make_verdict(generation, Decision(Cause.DRAINED, text), start, now, instance=-1)
     generation.drained_from = start
-    yield from faults.deliver(registry, generation, replace(verdict, orderly=True, op=""), now, fault=False)
+    yield from delivery.deliver(registry, generation, replace(verdict, orderly=True, op=""), now, fault=False)
 
 
 def _send_orders_if_decided(registry: Registry, drain: Drain, now: float) -> Iterator[Effect]:
@@ -325,7 +325,7 @@ def _record_abandoned(
     )
     decision = Decision(Cause.DRAINED, text, told.missing)
     verdict = verdicts.make_verdict(generation, decision, cut.instance, now, instance=cut.instance)
-    yield from faults.deliver(registry, generation, replace(verdict, op=op), now)
+    yield from delivery.deliver(registry, generation, replace(verdict, op=op), now)
 
 
 def _site(generation: GroupRun, instance: int) -> str:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from collectived_proto.errors import Code
 from collectived_proto.report.phrases import format_seconds
 from collectived_proto.types import RankPosition, Verdict
-from collectived_runtime.coordinator.core import draining, faults, rendezvous, stragglers
+from collectived_runtime.coordinator.core import draining, faults, inquiries, rendezvous, stragglers
 from collectived_runtime.coordinator.core.events import (
     AttachedGroup,
     Disconnect,
@@ -82,7 +82,7 @@ def handle_attach(registry: Registry, hello: WorkerHello, clock: int, now: float
     yield from _adopt_all(registry, hello, now)
     if back:
         yield from _resend_join_answers(registry, hello)
-        yield from faults.resend_queries(registry, hello.task)
+        yield from inquiries.resend_queries(registry, hello.task)
 
 
 def _adopt_link_secret(registry: Registry, hello: WorkerHello) -> str:

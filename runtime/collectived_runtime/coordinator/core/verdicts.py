@@ -151,12 +151,12 @@ def _judge_mismatch(generation: GroupRun, inquiry: Inquiry, now: float) -> Verdi
 
 
 def _judge_expiry(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict | None:
-    instance = inquiry.instance
     ranks = range(generation.info.size)
+    if all(generation.last_finished(rank) >= inquiry.instance for rank in ranks):
+        return None  # it was complete before the answers came
+    instance = _find_blocked(generation, inquiry.instance)
     missing = [rank for rank in ranks if not generation.has_submitted(rank, instance)]
     unfinished = [rank for rank in ranks if generation.last_finished(rank) < instance]
-    if not unfinished:
-        return None  # it was complete before the answers came
     what, sites = _describe_instance(generation, instance), _waiting_sites(generation, instance)
     absent = dict(zip(missing, _describe_missing(generation, missing, silent, now, instance), strict=True))
     present = f"all ranks have come and data was still moving; {ranks_text(unfinished)} had not finished"
@@ -164,6 +164,19 @@ def _judge_expiry(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, s
         sites = {rank: sites.get(rank, "") for rank in unfinished}
     decision = decisions.judge_expiry(what, inquiry.timeout_seconds, absent, present, sites)
     return make_verdict(generation, decision, instance, now, instance=instance)
+
+
+def _find_blocked(generation: GroupRun, instance: int) -> int:
+    """The instance that is to be judged: an earlier one, where who is missing waits in it for another missing rank.
+
+    The other one is to blame, and not the rank that waits for it.
+    """
+    standings = [
+        (generation.last_submitted(rank), generation.last_finished(rank)) for rank in range(generation.info.size)
+    ]
+    waited_in = (finished + 1 for submitted, finished in standings if finished < submitted < instance)
+    earliest = min(waited_in, default=instance)
+    return earliest if any(submitted < earliest for submitted, _ in standings) else instance
 
 
 def judge_p2p(generation: GroupRun, report: Report, now: float) -> Verdict:

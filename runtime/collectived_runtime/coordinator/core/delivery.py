@@ -1,0 +1,85 @@
+"""Delivery: a verdict goes to all workers of its generation, once, and the group goes on in a successor.
+
+A verdict covers all instances from `from_instance` on; an instance fails with the first verdict that covers it, so
+later ones matter only where they reach further back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from collectived_proto.errors import Code
+from collectived_proto.types import RankPosition, Verdict, unscoped_name
+from collectived_runtime.coordinator.core.events import Effect, Log, SendToWorker
+from collectived_runtime.coordinator.core.registry import Departure, GroupRun, Registry
+
+
+def deliver(
+    registry: Registry, generation: GroupRun, verdict: Verdict, now: float, fault: bool = True
+) -> Iterator[Effect]:
+    """Send a verdict to all workers of a generation, unless an earlier one covers all that it covers.
+
+    One that only says that a rank has left does not: sends and receives between others went on. Without `fault` it only
+    announces that a rank left in order.
+    """
+    if is_uncovered(generation, verdict.from_instance, verdict.orderly):
+        generation.verdicts.append(verdict)
+        for inquiry in list(registry.inquiries.values()):
+            if (inquiry.generation, inquiry.instance >= verdict.from_instance) == (verdict.generation, True):
+                del registry.inquiries[inquiry.query]
+        for instance in [instance for instance in generation.evidence if instance >= verdict.from_instance]:
+            del generation.evidence[instance]
+        for task in generation.ranks_by_worker:
+            if registry.is_connected(task) and not (generation.departed and _has_worker_left(generation, task)):
+                yield SendToWorker(task, verdict)
+        expected = generation.drained_from is not None and verdict.from_instance >= generation.drained_from
+        if fault and not expected:
+            yield from record(registry, generation, verdict, now)
+        if verdict.successor:
+            _create_successor(registry, generation, verdict)
+    registry.retire_if_over(generation)
+
+
+def is_uncovered(generation: GroupRun, from_instance: int, orderly: bool = False) -> bool:
+    """Whether a verdict from there on would be news. Asked before one is made: thousands of ranks may go at once."""
+    covering = [known for known in generation.verdicts if known.from_instance <= from_instance]
+    return not covering or (not orderly and all(known.orderly for known in covering))
+
+
+def _has_worker_left(generation: GroupRun, task: int) -> bool:
+    return all(generation.departed.get(rank) is Departure.LEFT for rank in generation.ranks_by_worker[task])
+
+
+def record(registry: Registry, generation: GroupRun, verdict: Verdict, now: float) -> Iterator[Effect]:
+    """The first fault of a generation is what people want to read; its echoes are not."""
+    group = unscoped_name(generation.info.name)
+    if generation.failed:
+        yield Log("debug", f"group {group!r}, failed already: {verdict.message}")
+        return
+    generation.failed = True
+    registry.record_failure(verdict, now)
+    registry.counts.verdicts[verdict.code] = registry.counts.verdicts.get(verdict.code, 0) + 1
+    yield Log("info", f"group {group!r} failed with {Code(verdict.code).name}: {verdict.message}", verdict)
+    registry.retire_if_over(generation)
+
+
+def _create_successor(registry: Registry, generation: GroupRun, verdict: Verdict) -> None:
+    """The group goes on in the successor: same ranks, numbers and last calls; nothing submitted yet."""
+    info = replace(generation.info, generation=verdict.successor)
+    successor = GroupRun(info, generation.peers, generation.table, first_instance=verdict.next_instance)
+    last = verdict.next_instance - 1  # at which all ranks have arrived, or do before they go on
+    for rank, known in generation.progress.items():
+        position, submitted = known.position, min(known.position.submitted, last)
+        moved = RankPosition(rank, submitted, position.finished, position.last_op, position.last_site)
+        successor.progress[rank] = replace(known, position=replace(moved, idle_seconds=position.idle_seconds))
+    successor.idle = generation.idle
+    successor.predecessor = generation.info.generation
+    successor.departed = dict(generation.departed)
+    generation.successor = verdict.successor
+    registry.generations[verdict.successor] = successor
+    registry.latest_generations[generation.info.name] = verdict.successor
+    before = registry.generations.get(generation.predecessor)
+    if before is not None:
+        # Everybody has gone on twice since: nothing of that one can still be running.
+        before.departed |= {rank: Departure.MOVED for rank in range(before.info.size) if rank not in before.departed}
