@@ -11,11 +11,11 @@ import contextlib
 import ctypes
 import threading
 
-TRIM_DELAY_SECONDS = 2.0  # after the first wish: what is being freed by then goes too
+TRIM_DELAY_SECONDS = 2.0  # after a wish: what is being freed by then goes too
 
 
 class HeapTrimmer:
-    """Gives free memory back a while after it is asked to, beside the event loop, and once for many wishes.
+    """Gives free memory back a while after it is asked to, beside the event loop, and at most once in that while.
 
     Its thread ends with each time: one of the event loop's own would stay.
     """
@@ -23,15 +23,19 @@ class HeapTrimmer:
     def __init__(self, delay: float = TRIM_DELAY_SECONDS) -> None:
         self._delay = delay
         self._trimming: asyncio.Task[None] | None = None
+        self._is_wished = False
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
 
     def schedule(self) -> None:
         """Wish for it. Called in the event loop."""
+        self._is_wished = True
         if self._trim is not None and (self._trimming is None or self._trimming.done()):
             self._trimming = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
-        await asyncio.sleep(self._delay)
         assert self._trim is not None
-        with contextlib.suppress(RuntimeError):  # there is no thread to be had now: the next wish will do
-            threading.Thread(target=self._trim, args=(ctypes.c_size_t(0),), name="heap trim", daemon=True).start()
+        while self._is_wished:  # again, where one came meanwhile: what it is about may not have been freed yet
+            self._is_wished = False
+            await asyncio.sleep(self._delay)
+            with contextlib.suppress(RuntimeError):  # there is no thread to be had now: the next wish will do
+                threading.Thread(target=self._trim, args=(ctypes.c_size_t(0),), name="heap trim", daemon=True).start()

@@ -111,19 +111,19 @@ class Guests:
         self._coordinator = f"unix:{Path(job.workers[0].removeprefix('unix:')).with_name('c.sock')}"
         self.answers: Counter[str] = Counter()
 
-    def call_all(self, count: int, seed: int) -> None:
-        """That many messages to each of the two."""
-        self.call_worker(count, seed)
-        self.call_coordinator(count, seed)
+    def call_all(self, count: int, seed: int, visit: int = 0) -> None:
+        """That many messages to each of the two; the same ones at every visit, of guests with other names."""
+        self.call_worker(count, seed, visit)
+        self.call_coordinator(count, seed, visit)
 
-    def call_worker(self, count: int, seed: int) -> None:
+    def call_worker(self, count: int, seed: int, visit: int = 0) -> None:
         """That many calls of a worker, by guests that make `_STAY` of them each and leave no goodbye."""
         rng = random.Random(seed)
         for guest in range(-(-count // _STAY)):
             with _channel(self._worker) as channel:
                 stub = worker_pb2_grpc.WorkerStub(channel)
                 life = stub.OpenSession(_OPENING)  # its end is the session's end
-                known = _join(stub, next(life).opened.session, f"fuzz-{seed}-{guest}")
+                known = _join(stub, next(life).opened.session, f"fuzz-{seed}-{visit}-{guest}")
                 for _ in range(min(_STAY, count - guest * _STAY)):
                     method = rng.choice(tuple(_WORKER_REQUESTS))
                     # It must stay for the calls that follow: another session leaves and aborts.
@@ -133,13 +133,13 @@ class Guests:
                         fill(messages[0].header, rng, truth)
                     self._call(channel, f"Worker/{method}", messages[: 3 if method == "Submit" else 1])
 
-    def call_coordinator(self, count: int, seed: int) -> None:
+    def call_coordinator(self, count: int, seed: int, visit: int = 0) -> None:
         """That many messages to the coordinator, of workers that nobody knows, and of hosts that want a number."""
         rng = random.Random(seed)
         with _channel(self._coordinator) as channel:
             for number in range(-(-count // _STAY)):
                 hello = fill(coordinator_pb2.Hello(), rng, {})
-                hello.task, hello.incarnation = 1000 + number, f"fuzz-{seed}"
+                hello.task, hello.incarnation = 1000 * (1 + visit) + number, f"fuzz-{seed}-{visit}"
                 hello.protocol.CopyFrom(_PROTOCOL)
                 told = [fill(coordinator_pb2.WorkerMessage(), rng, {}) for _ in range(_STAY - 2)]
                 self._call(channel, "Coordinator/Attach", [coordinator_pb2.WorkerMessage(hello=hello), *told])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import queue
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,17 @@ def test_free_memory_between_blocks_that_live_is_given_back_once_for_many_wishes
         assert len(kept) == -(-BLOCKS // KEPT)
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_a_wish_that_comes_while_one_waits_is_fulfilled_too() -> None:
+    """What it is about may not have been freed yet when the first one is."""
+
+    async def scenario() -> list[int]:
+        trimmer, trims = HeapTrimmer(delay=0.0), queue.SimpleQueue[int]()
+        trimmer._trim = lambda size: trims.put(size.value)
+        for _ in range(2):
+            trimmer.schedule()
+            await asyncio.sleep(0)  # it waits now
+        return [await asyncio.to_thread(trims.get, timeout=10) for _ in range(2)]
+
+    assert asyncio.run(scenario()) == [0, 0]
