@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +16,11 @@ import numpy as np
 import pytest
 from tests.native.ranks import (
     DIGEST,
+    LIMIT_SECONDS,
     TINY,
     Array,
     Failed,
+    Work,
     as_bytes,
     as_threads,
     carry_out,
@@ -217,3 +222,38 @@ def test_an_interrupt_ends_the_generation(how: str) -> None:
     assert watcher.verdict() == (0, core.INTERRUPTED, 0, ())
     watcher.close()
     os.close(descriptor)
+
+
+def test_ranks_end_by_their_own_clocks_where_one_of_them_has_written_the_word_that_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lies below what all have submitted, and so nobody takes the instance for open."""
+    made, together = [], threading.Barrier(2)
+
+    def create(geometry: segment.Geometry) -> int:
+        made.append(make(geometry))
+        return made[0]
+
+    make = segment.create
+    monkeypatch.setattr(segment, "create", create)
+
+    def barrier(engine: core.Engine, timeout: float = 0.0) -> None:
+        carry_out(engine, Work(core.BARRIER, (), (), ()), timeout)
+
+    def body(engine: core.Engine, rank: int) -> None:
+        heads = []
+        for _ in range(4):
+            barrier(engine)
+            together.wait(LIMIT_SECONDS)
+            heads.append(np.frombuffer(os.pread(made[0], mmap.PAGESIZE, 0), np.int64))
+            together.wait(LIMIT_SECONDS)
+        if rank == 0:
+            steps = np.diff(heads, axis=0)
+            [word] = np.flatnonzero((steps[0] == steps[1]) & (steps[1] == steps[2]) & (steps[0] > 0xFF))
+            with mmap.mmap(made[0], mmap.PAGESIZE) as memory:
+                memory[8 * word : 8 * word + 8] = heads[1][word].tobytes()
+        together.wait(LIMIT_SECONDS)
+        with contextlib.suppress(Failed):
+            barrier(engine, 0.1)
+
+    as_threads(2, body)

@@ -48,6 +48,7 @@ _VERDICT_TIMEOUT = 2.0  # seconds in which a worker that lives says why nothing 
 _DEADLINE_VERDICT_TIMEOUT = 0.09  # the same after a deadline, which the worker has noticed before
 _PACK_INTERVAL = 0.001  # seconds between two looks at the packs of a call that are complete
 _COLLECT_SECONDS = 1.0
+_NONSENSE_SECONDS = 1.0  # after which a rank no longer waits for what its segment says of a deadline
 _CANCEL_INTERVAL = 0.001  # the same between two looks at what has come of a cancel
 
 
@@ -310,7 +311,8 @@ class SegmentChannel(Doorbell):
                         left = min(left, _PACK_INTERVAL)
                     self._on_state(call, job, job.wait(-1 if left == math.inf else max(0, int(left * 1e9))))
                     call.count_packs()
-                    if is_send:  # of all others the core watches the deadline
+                    # Of all others the core watches the deadline, as far as no member writes nonsense into its memory.
+                    if is_send or monotonic() >= call.cutoff + _NONSENSE_SECONDS:
                         self._check_cutoff(call)
                 if until != math.inf and monotonic() >= until:
                     return

@@ -170,14 +170,16 @@ static u64 look_around(struct engine *e, u64 t) {
     if (queued < until) until = queued;
     if (posted < until) until = posted;
     if (!job || job->stage == QUEUED || job->stage == DONE || atomic_load(&job->state) != PENDING) return until;
-    u64 n = job->instance, deadline = earliest_deadline(s, n);
+    u64 n = job->instance, deadline = earliest_deadline(s, n), own = job->deadline ? job->deadline + GRACE : 0;
     int disputed;
     if (apply_limit(s, n) != PENDING) return until;
-    if (all_there(s, n)) decide(s, n);
-    else if ((disputed = find_dispute(s, n)) >= 0) end_generation(s, n, MISMATCH, disputed);
-    else if (deadline && t >= deadline + GRACE) expire(s, n, e->seat);
+    if (all_there(s, n) && decide(s, n) != PENDING) return until;
+    if ((disputed = find_dispute(s, n)) >= 0) end_generation(s, n, MISMATCH, disputed);
+    else if (deadline && t >= deadline + GRACE && expire(s, n, e->seat) != PENDING) return until;
+    else if (own && t >= own) expire(s, instance_of(load(&head_of(s)->decided)), e->seat); /* `n` is not open, others say */
     else if (worker_is_gone(e)) end_generation(s, n, WORKER, WORKER_SEAT);
     if (deadline && deadline + GRACE < until) until = deadline + GRACE;
+    if (own && own < until) until = own;
     u64 knock_at = job->began + KNOCK_AFTER;
     if (t >= knock_at) knock_for(e, n);
     else if (knock_at < until) until = knock_at;
