@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -129,8 +130,7 @@ for number in range(1, 5):
     slowest = max(slowest, time.monotonic() - began)
     codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     group.all_reduce("sum", value)
-assert slowest < 0.5, slowest
-print(codes)
+print(slowest, codes)
 """
 
 
@@ -170,8 +170,15 @@ def test_forks_beside_a_thread_that_describes_collectives_give_children_that_liv
     assert (client.returncode, out) == (0, "{0}\n"), (out, err)
 
 
-def test_forks_are_quick_and_children_connect_for_themselves(one_worker: Any) -> None:
-    clients = [one_worker.client(rank, 2, "forking", FORKING) for rank in range(2)]
-    for client in clients:
-        out, err = client.communicate(timeout=50)
-        assert (client.returncode, out) == (0, f"{[0] * 4}\n"), (out, err)
+def test_forks_are_quick_and_children_connect_for_themselves(one_worker: Any, delays: Any) -> None:
+    names = (f"forking-{number}" for number in itertools.count())
+
+    def fork() -> None:
+        name = next(names)
+        for client in [one_worker.client(rank, 2, name, FORKING) for rank in range(2)]:
+            out, err = client.communicate(timeout=50)
+            slowest, _, codes = out.partition(" ")
+            assert (client.returncode, codes) == (0, f"{[0] * 4}\n"), (out, err)
+            assert float(slowest) < 0.5 + delays.room
+
+    delays.hold(fork)
