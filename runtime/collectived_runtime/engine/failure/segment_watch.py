@@ -218,7 +218,7 @@ class SegmentWatch:
                 )
 
     def _report_end(self, instance: int, culprit: int, reason: int, now: float) -> None:
-        rank = self._segment.ranks[culprit] if culprit < len(self._segment.ranks) else -1
+        rank = self._find_rank(culprit)
         if reason == core.MISMATCH and self._have_all_come(instance):
             self._report_mismatch(instance)
         elif reason == core.DEADLINE:
@@ -280,12 +280,19 @@ class SegmentWatch:
         """Report the end of the generation for ranks that have not said more about it."""
         self._explain_by = math.inf
         complete, culprit, reason = self._segment.watcher.decided()
+        rank = self._find_rank(culprit)
         if reason == core.MISMATCH:
             self._report_mismatch(complete)
-            return
-        self._reported = True
-        text = "it could not go on, and did not say why"
-        self._reporter.report_fault(ReportKind.ABORT, complete, rank=self._segment.ranks[culprit], text=text)
+        elif rank < 0:  # a member has written the word since it was read: nobody knows which
+            self._report_mismatch(complete, "their shared memory says what no rank could have written in order")
+        else:
+            self._reported = True
+            text = "it could not go on, and did not say why"
+            self._reporter.report_fault(ReportKind.ABORT, complete, rank=rank, text=text)
+
+    def _find_rank(self, culprit: int) -> int:
+        """The rank in that seat, -1 where it is the worker's or none."""
+        return self._segment.ranks[culprit] if culprit < len(self._segment.ranks) else -1
 
     def close(self) -> None:
         """Count what is complete by now, and let go of the memory."""

@@ -28,6 +28,7 @@ from collectived_proto.types import (
     Peer,
     ReduceOp,
     Report,
+    ReportKind,
     Tier,
 )
 from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted
@@ -329,3 +330,26 @@ def test_an_instance_that_the_first_rank_did_not_live_to_count_counts(host: Host
     host.watch.close()
     assert host.counters.done == 5
     engines[0].detach()
+
+
+def test_an_end_whose_culprit_a_member_has_made_up_since_is_a_mismatch_that_names_nobody(host: Host) -> None:
+    host.watch.offer(host.doorbells.local_ranks[0])
+    _, knockers, _, _ = socket.recv_fds(host.ends[0], messages.MAX_MESSAGE, 1)
+    data, memories, _, _ = socket.recv_fds(host.ends[0], messages.MAX_MESSAGE, 1)
+    offer = messages.parse_segment(data)
+    engine = segment.attach(memories[0], Geometry.decode(offer.geometry), offer.seat)
+    with mmap.mmap(memories[0], mmap.PAGESIZE) as memory:
+        words = np.frombuffer(memory, np.int64)
+        before = words.copy()
+        engine.abort(core.ABORTED, 0)
+        host.watch.look()
+        [decided] = np.flatnonzero(words - before == core.ABORTED)
+        words[decided] |= 9 << 4  # there is no such seat
+        host.watch.on_timer(host.watch.next_deadline())
+        del words
+    [report] = host.reports
+    assert report.kind is ReportKind.MISMATCH and "shared memory" in report.text
+    engine.detach()
+    for descriptor in (*knockers, *memories):
+        os.close(descriptor)
+    host.watch.close()
