@@ -23,6 +23,7 @@ from tests.drills.cluster import Cluster
 from tests.drills.limits import Limit, Pace
 from tests.drills.play import find_defects
 from tests.drills.processes import Answer, RankProcess
+from tests.drills.soak_steps import make_step
 
 WORKERS = 3
 ROUND_SECONDS = 90.0  # after which a round is given up: a hang
@@ -184,11 +185,13 @@ class Round:
     def _compute(self, seed: str, victim: int, last: int) -> dict[int, dict[str, Any]]:
         """Has the ranks compute amid the fault; what those tell that can."""
         timeout = STOP_TIMEOUT if self.fault == "stop" else CALM_TIMEOUT
+        at, size = self._random.randrange(last), len(self._ranks)
+        while not any(make_step(seed, number, size).needs(victim) for number in range(at, last)):
+            last += 1  # what nobody needs the victim for, nobody hears of
         answers = []
         for rank, process in enumerate(self._ranks):
-            acts = rank == victim and self.fault in OWN_ACTS
-            act, at = (self.fault, self._random.randrange(last)) if acts else ("", -1)
-            answers.append(process.ask("soak", seed=seed, last=last, timeout=timeout, act=act, at=at))
+            mine = (self.fault, at) if rank == victim and self.fault in OWN_ACTS else ("", -1)
+            answers.append(process.ask("soak", seed=seed, last=last, timeout=timeout, act=mine[0], at=mine[1]))
         time.sleep(self._random.random() * 0.5)  # the moment of the fault is any
         silent = self._strike(victim)
         told = {rank: self._collect(answers[rank]) for rank in range(len(answers)) if rank not in silent}

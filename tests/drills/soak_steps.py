@@ -34,6 +34,10 @@ class Step:
     size: int
     seed: tuple[int, int]
 
+    def needs(self, rank: int) -> bool:
+        """Whether others do not complete it without that rank."""
+        return self.call not in ("broadcast", "scatter") or self.root == rank
+
     def values(self, rank: int) -> Array:
         """Small whole numbers, so that sums are exact in any order; gathers join different lengths."""
         rows = self.rows + rank if self.call in ("all_gather", "gather") else self.rows

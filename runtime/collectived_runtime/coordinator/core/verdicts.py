@@ -154,7 +154,13 @@ def _judge_expiry(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, s
     ranks = range(generation.info.size)
     if all(generation.last_finished(rank) >= inquiry.instance for rank in ranks):
         return None  # it was complete before the answers came
-    instance = _find_blocked(generation, inquiry.instance)
+    # Whoever still waits in an earlier instance hears the same verdict: it covers that one too.
+    standings = [(generation.last_submitted(rank), generation.last_finished(rank)) for rank in ranks]
+    waited_in = [finished + 1 for submitted, finished in standings if finished < submitted]
+    first = max(generation.first_instance, min([inquiry.instance, *waited_in]))
+    # A rank that is missing because it waits there for another one, who has not come to that either, is not to blame.
+    blocked = any(submitted < first for submitted, _ in standings)
+    instance = first if blocked else inquiry.instance
     missing = [rank for rank in ranks if not generation.has_submitted(rank, instance)]
     unfinished = [rank for rank in ranks if generation.last_finished(rank) < instance]
     what, sites = _describe_instance(generation, instance), _waiting_sites(generation, instance)
@@ -163,20 +169,7 @@ def _judge_expiry(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, s
     if not absent:
         sites = {rank: sites.get(rank, "") for rank in unfinished}
     decision = decisions.judge_expiry(what, inquiry.timeout_seconds, absent, present, sites)
-    return make_verdict(generation, decision, instance, now, instance=instance)
-
-
-def _find_blocked(generation: GroupRun, instance: int) -> int:
-    """The instance that is to be judged: an earlier one, where who is missing waits in it for another missing rank.
-
-    The other one is to blame, and not the rank that waits for it.
-    """
-    standings = [
-        (generation.last_submitted(rank), generation.last_finished(rank)) for rank in range(generation.info.size)
-    ]
-    waited_in = (finished + 1 for submitted, finished in standings if finished < submitted < instance)
-    earliest = min(waited_in, default=instance)
-    return earliest if any(submitted < earliest for submitted, _ in standings) else instance
+    return make_verdict(generation, decision, first, now, instance=instance)
 
 
 def judge_p2p(generation: GroupRun, report: Report, now: float) -> Verdict:
