@@ -182,15 +182,23 @@ class Session:
     def _join_group(self, wish: JoinRequest, enter: Callable[[JoinedRank], Group]) -> Group:
         """Waits until a group is complete, and enters it; leaves it again where that fails."""
         self._check_usable()
+        entered: list[Group] = []
 
         def take(joined: JoinedGroup) -> Group:
             room = self._find_device_memory(joined.group.members[joined.rank].device)
             route, describe = self._transport.open_channel(joined)
             prepared = PreparedCallCache(describe, self._memory, joined.rank, room)
-            return enter(JoinedRank(joined.group, joined.rank, route, prepared))
+            entered.append(enter(JoinedRank(joined.group, joined.rank, route, prepared)))
+            return entered[0]
 
-        with self._map_close_errors(), typed_failures(f"group {wish.name!r} could not be entered"):
-            return self._rpc.join(self._token, wish, log.warning, take)
+        try:
+            with self._map_close_errors(), typed_failures(f"group {wish.name!r} could not be entered"):
+                return self._rpc.join(self._token, wish, log.warning, take)
+        except BaseException:
+            for group in entered:  # an interruption after that: nobody else has it
+                with contextlib.suppress(CollectiveError):
+                    group.leave()
+            raise
 
     def _find_device_memory(self, device: str) -> DeviceMemory | None:
         """Memory on a device, given in full; None for a CPU, and where memory of GPUs cannot be shared."""

@@ -276,16 +276,17 @@ class WorkerClient:
             idle=wish.idle,
             segment=_has_native_core(),
         )
-        with self._track_rpc(lambda: self._stub.Join(request, metadata=self._metadata), self.map_error) as exchange:
-            try:
+        told: list[worker_pb2.JoinEvent] = []
+        try:
+            with self._track_rpc(
+                lambda: self._stub.Join(request, metadata=self._metadata), self.map_error, look=told.append
+            ) as exchange:
                 return enter(self._await_join(exchange, wish, say))
-            except BaseException:
-                exchange.cancel()
-                told: worker_pb2.JoinEvent | None = exchange.latest
-                if told is not None and told.HasField("joined"):
-                    with contextlib.suppress(CollectiveError):  # the session's end is the end of the place, too
-                        self.leave(session, told.joined.group.key, told.joined.rank, _GIVE_UP_SECONDS)
-                raise
+        except BaseException:
+            if told and told[-1].HasField("joined"):
+                with contextlib.suppress(CollectiveError):  # the session's end is the end of the place, too
+                    self.leave(session, told[-1].joined.group.key, told[-1].joined.rank, _GIVE_UP_SECONDS)
+            raise
 
     def _await_join(self, exchange: RpcThread, wish: JoinRequest, say: Callable[[str], None]) -> JoinedGroup:
         deadline = wish.deadline
@@ -423,13 +424,21 @@ class WorkerClient:
         start: Callable[[], Any],
         ours: Callable[[Exception], CollectiveError],
         answer: Callable[[Any], Any] | None = None,
+        look: Callable[[Any], None] = lambda event: None,
     ) -> Iterator[RpcThread]:
-        """An RPC that the caller waits for, until the session is closed; ended with the block."""
+        """An RPC that the caller waits for, until the session is closed; ended with the block.
+
+        `look` sees every answer of a stream, whether anybody takes it or not.
+        """
         with self._lock:
             if self._cancel_reason:
                 raise CancelledError(self._cancel_reason)
-            exchange = RpcThread(start, ours, answer)
-            self._pending_rpcs.add(exchange)
+            exchange = RpcThread(start, ours, answer, look)
+            try:
+                self._pending_rpcs.add(exchange)
+            except BaseException:
+                exchange.cancel()
+                raise
         try:
             yield exchange
         finally:

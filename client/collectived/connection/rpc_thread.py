@@ -82,12 +82,11 @@ class RpcThread:
         start: Callable[[], Any],
         ours: Callable[[Exception], Exception],
         answer: Callable[[Any], Any] | None = None,
-        intercept: Callable[[Any], bool] = lambda event: False,
+        intercept: Callable[[Any], bool | None] = lambda event: False,
     ) -> None:
         self._intercept = intercept
         self._responses: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._call: Any = None
-        self.latest: Any = None  # the answer that came last, whether anybody has taken it or not
         self._cancelled = False
         self._finished = threading.Event()
         try:
@@ -114,7 +113,6 @@ class RpcThread:
                 for event in self._call:
                     if self._intercept(event):
                         continue
-                    self.latest = event
                     self._responses.put(event)
         except Exception as error:
             last = ours(error)

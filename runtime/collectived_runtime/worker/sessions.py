@@ -150,7 +150,7 @@ class Session:
         self.ended.set()
         loop = asyncio.get_running_loop()
         for holding in self.held_ranks:
-            _disconnect_rank(holding, why)
+            disconnect_rank(holding, why)
             if holding.remote_rank is not None:
                 holding.remote_rank.prepared_cache.clear()
         if self._socket is not None:
@@ -213,7 +213,7 @@ class Session:
         self.held_ranks = [known for known in self.held_ranks if not known.group_loop.local_ranks[known.rank].closed]
         self.held_ranks.append(HeldRank(group_loop, rank, remote_rank))
         if self.ended.is_set():
-            _disconnect_rank(self.held_ranks[-1], self._end_reason)
+            disconnect_rank(self.held_ranks[-1], self._end_reason)
 
     def find_held_rank(self, key: int, rank: int) -> HeldRank:
         """What it holds of that rank of a group, the latest; raises NotFoundError where it does not hold it."""
@@ -286,7 +286,8 @@ def _can_lend_memory(caller: Caller) -> bool:
     return caller.unix_peer is not None and caller.unix_peer.uid == os.geteuid() and caller.unix_peer.pid > 0
 
 
-def _disconnect_rank(holding: HeldRank, why: str) -> None:
+def disconnect_rank(holding: HeldRank, why: str) -> None:
+    """Let a rank go whose session has ended, or which gives its place up."""
     if holding.remote_rank is not None:
         holding.remote_rank.remote.end(why)
         return

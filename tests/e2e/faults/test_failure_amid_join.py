@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
+import os
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 
 import pytest
+from tests.e2e.faults.test_failure_amid_submission import Line, Planted, watch
 
 import collectived as cd
 
 NO_DESCRIPTOR = OSError(errno.EMFILE, "too many open files")
 TYPED = cd.errors.ResourceExhaustedError
+STRIDE = int(os.environ.get("COLLECTIVED_TEST_STRIDE", "9"))
+JOIN_SECONDS = 3.0
+# While the worker's answer is on its way nobody here knows of the place: the worker waits 10 s for who does not come.
+ANSWER_COMES = ("RpcThread.", "WorkerClient._track_rpc", "WorkerClient._await_join", "WorkerClient.join")
+SOON_SECONDS = 7.0  # less than the worker waits for a client that does not come, which is 10
 
 
 def fail_in(function: str, error: BaseException) -> Any:
@@ -64,6 +74,68 @@ def test_a_rank_that_cannot_enter_gives_its_place_up(
         assert [member.rank for member in told.value.missing] == [1]
         again = pool.submit(lambda: session.join(name, 2, rank=0, timeout=20))
         assert failing.join(name, 2, rank=1, timeout=20).generation == again.result(20).generation
+
+
+def join_amid(cluster: Any, name: str, on_line: Callable[[FrameType, int], None]) -> None:
+    """Two ranks join and sum; a line of the join of rank 1 may raise. Then rank 0 hears of it, or all goes well."""
+    with (
+        ThreadPoolExecutor(1) as pool,
+        cd.connect(cluster.addresses[0]) as waiting,
+        cd.connect(cluster.addresses[-1]) as failing,
+    ):
+
+        def wait_for_the_other() -> bool:
+            try:
+                group = waiting.join(name, 2, rank=0, timeout=JOIN_SECONDS)
+            except cd.errors.DeadlineExceededError:
+                return False  # the other one failed before its worker knew
+            try:
+                return bool(group.all_reduce("sum", 1.0, timeout=SOON_SECONDS) == 2.0)
+            except cd.errors.DeadlineExceededError as error:
+                raise AssertionError("nobody told it") from error
+            except cd.errors.CollectiveError:
+                return False
+
+        told = pool.submit(wait_for_the_other)
+        group = None
+        with contextlib.suppress(OSError, MemoryError, Planted, KeyboardInterrupt, cd.errors.CollectiveError):
+            group = watch(lambda: failing.join(name, 2, rank=1, timeout=JOIN_SECONDS), on_line)
+        if group is not None:
+            with contextlib.suppress(cd.errors.CollectiveError):
+                group.all_reduce("sum", 1.0, timeout=SOON_SECONDS)
+        told.result(25)
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("transport", ["", "grpc"], indirect=True)
+def test_an_error_at_a_line_of_a_join_keeps_nobody_waiting(one_worker: Any, request: Any, transport: str) -> None:
+    """At every STRIDE-th line that a join comes to; COLLECTIVED_TEST_STRIDE=1: at each."""
+    lines: dict[Line, None] = {}
+
+    def record(frame: FrameType, line: int) -> None:
+        if not frame.f_code.co_qualname.startswith(ANSWER_COMES):
+            lines.setdefault((frame.f_code, line))
+
+    join_amid(one_worker, f"{request.node.name}-all", record)
+    assert len(lines) > 100
+
+    def fail(number: int, at: Line) -> None:
+        left = [(OSError, MemoryError, KeyboardInterrupt, Planted)[number // STRIDE % 4]("planted")]
+
+        def plant(frame: FrameType, line: int) -> None:
+            if (frame.f_code, line) == at and left:
+                raise left.pop()
+
+        try:
+            join_amid(one_worker, f"{request.node.name}-{number}", plant)
+        except BaseException as error:
+            raise AssertionError(f"{at[0].co_qualname}, line {at[1]}") from error
+
+    with ThreadPoolExecutor(4) as pool:
+        for failing in [pool.submit(fail, *one) for one in list(enumerate(lines))[::STRIDE]]:
+            failing.result(400)
+    gc.collect()  # closes what was just being opened, and warns of it
 
 
 CRAMPED = """
