@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.e2e.conftest import Cluster
 
 _WITHIN = 100  # seconds
-BEGIN = """
-import datetime, os, sys, time
-import torch
+VERSION = tuple(map(int, version("torch").split(".")[:2])) if find_spec("torch") else ()
+REGISTER = """
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-assert "collectived" not in sys.modules
 if not hasattr(dist.Backend, "COLLECTIVED"):  # PyTorch 2.4 reads no entry points
     import collectived_torch
     collectived_torch.register()
+"""
+BEGIN = f"""
+import datetime, os, sys, time
+import torch
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+assert "collectived" not in sys.modules
+{REGISTER}
 torch.set_num_threads(1)
 STORE = "file://" + sys.stdin.readline().strip()
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

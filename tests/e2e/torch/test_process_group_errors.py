@@ -154,6 +154,9 @@ except dist.DistBackendError as error:
 def test_without_a_worker_the_error_says_what_to_type(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
     import torch.distributed as dist
 
+    import collectived_torch
+
+    collectived_torch.register()  # PyTorch 2.4 reads no entry points
     monkeypatch.setenv("COLLECTIVED_WORKER", "unix:/nowhere.sock")
     with pytest.raises(dist.DistBackendError, match="nowhere.sock"):
         dist.init_process_group("collectived", store=dist.HashStore(), rank=0, world_size=1)

@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 from tests.e2e.launcher.conftest import Place
 from tests.e2e.launcher.conftest import place as place
+from tests.e2e.torch.running import REGISTER
 
 pytest.importorskip("torch", reason="torch is not installed: make test-torch")
 pytestmark = pytest.mark.timeout(240)
 
 WITHIN = 110.0  # seconds
-TRAIN = """
+TRAIN = f"""
 import os, signal, sys
 import torch
-import torch.distributed as dist
+{REGISTER}
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("collectived")
@@ -42,11 +43,11 @@ if sys.argv[1:] == ["die"] and dist.get_rank() == 1:
 try:
     step()
 except dist.DistBackendError as error:
-    with open(f"{sys.argv[0]}.{dist.get_rank()}", "w") as file:
+    with open(f"{{sys.argv[0]}}.{{dist.get_rank()}}", "w") as file:
         file.write(str(error))
     sys.exit(3)
 weights = torch.nn.utils.parameters_to_vector(model.parameters())
-print(f"weights of {dist.get_world_size()}: {weights.tolist()}", flush=True)
+print(f"weights of {{dist.get_world_size()}}: {{weights.tolist()}}", flush=True)
 dist.destroy_process_group()
 """
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3")

@@ -71,6 +71,9 @@ def make_test_class(like: str) -> Any:
     import torch
     from torch.testing._internal.common_distributed import DistTestCases
 
+    import collectived_torch
+
+    collectived_torch.register()  # PyTorch 2.4 reads no entry points
     for feature in ("ddp", "subgroup", "plugin"):
         DistTestCases.backend_feature[feature].add("collectived")
     os.environ["BACKEND"] = like or "collectived"  # what decorators look at when the class is made

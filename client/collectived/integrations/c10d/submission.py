@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from collectived.group import Group
 from collectived.integrations.c10d.errors import translate
+from collectived.integrations.c10d.lifetime import LOSES_WORKS, keep
 from collectived.integrations.c10d.meeting import agree_on_name
 from collectived.integrations.c10d.work import CompletedWork, FailedWork, Finish, PendingWork
 from collectived.session import Session, connect
@@ -119,6 +120,12 @@ class Submission:
             finish: what is to be done with their results. result: what the operation's Work gives.
             opts: c10d's; without any, nobody waits.
         """
+        work = self._run(starts, finish, result, opts)
+        if LOSES_WORKS:
+            keep(work)
+        return work
+
+    def _run(self, starts: Sequence[Start], finish: Finish | None, result: Any, opts: Any) -> AnyWork:
         self.sequence += 1
         merged = self.merge_timeout(getattr(opts, "timeout", None))
         options = None if merged is self._defaults else merged  # what says nothing of its own is quicker

@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from collectived.integrations.c10d.errors import translate
+from collectived.integrations.c10d.lifetime import LOSES_WORKS, keep, release
 from collectived.integrations.futures import Future, complete_future, is_settling, make_future, queue_after_backward
 from collectived.work import Work, peek_failure
 from collectived_proto.errors import CollectiveError
@@ -27,13 +28,15 @@ class CompletedWork(dist._Work):  # type: ignore[misc]  # torch is not there for
         self._result = result
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        release(self)
         return True
+
+    synchronize = wait
 
     def is_completed(self) -> bool:
         return True
 
     is_success = is_completed
-    synchronize = wait
 
     def exception(self) -> BaseException | None:
         return None
@@ -42,6 +45,7 @@ class CompletedWork(dist._Work):  # type: ignore[misc]  # torch is not there for
         return self._result
 
     def get_future(self) -> Future:
+        release(self)
         future = make_future()
         future.set_result(self._result)
         return future
@@ -56,6 +60,7 @@ class FailedWork(dist._Work):  # type: ignore[misc]
         self._result = result
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        release(self)
         raise self._error
 
     synchronize = result = wait
@@ -70,6 +75,7 @@ class FailedWork(dist._Work):  # type: ignore[misc]
         return self._error
 
     def get_future(self) -> Future:
+        release(self)
         future = make_future()
         complete_future(future, self._result, self._error)
         queue_after_backward(future, lambda: None)
@@ -95,13 +101,16 @@ class PendingWork(dist._Work):  # type: ignore[misc]
         self._left = len(self._works)  # of those whose end the future waits for
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        release(self)
         limit = timeout.total_seconds()
         try:
             results = [work.wait(limit if limit > 0 else None) for work in self._works]
         except CollectiveError as error:
             self._error = translated = translate(error)
             raise translated from error
-        except TimeoutError as error:
+        except TimeoutError as error:  # of this wait alone
+            if LOSES_WORKS:
+                keep(self)
             raise dist.DistBackendError(f"[collectived] Timed out waiting: {error}") from error
         except ValueError as error:  # what came does not fit: of this rank alone
             self._error = error
@@ -150,6 +159,7 @@ class PendingWork(dist._Work):  # type: ignore[misc]
 
         For these run one after another in one thread, the one that would complete it.
         """
+        release(self)
         with self._lock:
             if self._future is not None:
                 return self._future
