@@ -13,11 +13,11 @@ NAME = "collectived"
 DEVICES = ["cpu", "cuda"]
 
 
-def create_process_group(options: Any, backend_options: Any = None) -> Any:
-    """A process group, as `torch.distributed.Backend.register_backend` wants one made (`extended_api`)."""
+def create_backend(options: Any, backend_options: Any = None) -> Any:
+    """A process group, or a backend, as `torch.distributed.Backend.register_backend` wants it (`extended_api`)."""
     from collectived.integrations import c10d
 
-    return c10d.create_process_group(options)
+    return c10d.create_backend(options)
 
 
 def register() -> None:
@@ -26,4 +26,4 @@ def register() -> None:
         import torch.distributed as dist
 
         if dist.is_available() and not hasattr(dist.Backend, NAME.upper()):
-            dist.Backend.register_backend(NAME, create_process_group, extended_api=True, devices=DEVICES)
+            dist.Backend.register_backend(NAME, create_backend, extended_api=True, devices=DEVICES)

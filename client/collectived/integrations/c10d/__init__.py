@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from collectived.integrations.c10d.process_group import ProcessGroupCollectived, create_process_group
+from collectived.integrations.c10d.process_group import ProcessGroupCollectived, create_backend
 
-__all__ = ["ProcessGroupCollectived", "create_process_group"]
+__all__ = ["ProcessGroupCollectived", "create_backend"]

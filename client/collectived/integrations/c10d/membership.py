@@ -1,0 +1,66 @@
+"""A rank's place in a group of torch.distributed: its timeout, how it splits off parts, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from collectived.group import Group
+from collectived.integrations.c10d.submission import Submission
+
+NAME = "collectived"
+
+
+class Membership:
+    """What is no operation, and the same for process groups and backends of c10d."""
+
+    supports_splitting = True
+    supports_coalescing = False
+    supports_time_estimate = _supports_time_estimate = False
+
+    def __init__(self, submission: Submission, name: str) -> None:
+        """`name` is what c10d calls the group."""
+        self._submission = submission
+        self._rank = submission.group.rank
+        self._size = submission.group.size
+        self._name = name
+
+    @property
+    def _group(self) -> Group:
+        return self._submission.group
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    name = _get_backend_name = getBackendName
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._submission.timeout = timeout
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._submission.sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._submission.sequence
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """Nothing to do: ranks have met when a process group exists."""
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """Nothing to do: new groups are joined by their own ranks alone."""
+
+    def _wait_for_pending_works(self) -> None:
+        """Nothing to wait for: only hooks have works waited for, and there are none."""
+
+    def abort(self) -> None:
+        """End what is in flight, and every later operation, on all ranks."""
+        if self._submission.is_open:
+            self._group.abort(f"rank {self._rank} aborted the process group {self._name!r}")
+
+    def _split(self, ranks: Sequence[int], timeout: timedelta | None) -> Submission:
+        """That of a group of some of these ranks, in that order; all call it. It is not open on the others."""
+        member = self._rank in ranks
+        return self._submission.split(min(ranks) if member else None, ranks.index(self._rank) if member else 0, timeout)

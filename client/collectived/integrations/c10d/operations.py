@@ -1,0 +1,276 @@
+"""c10d's operations, each as collectives of a group of the service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from collectived.integrations.c10d.membership import Membership
+from collectived.integrations.c10d.reductions import Reduction, divide, plan_reduction, scale
+from collectived.integrations.c10d.submission import AnyWork, Submission
+from collectived.integrations.c10d.tensors import Tensor, TensorTarget, flatten, join, to_leaf
+from collectived.integrations.c10d.work import Finish, PendingWork
+from collectived_proto.types import ReduceOp
+
+
+class Operations(Membership):
+    """What process groups and backends of c10d have in common.
+
+    Operations follow c10d: results are written into the tensors given; with `asyncOp` of their options, and without
+    options, they return a Work in flight. Errors are `torch.distributed.DistBackendError`; its cause is ours.
+    """
+
+    def __init__(self, submission: Submission, name: str) -> None:
+        super().__init__(submission, name)
+        self._from_any: list[PendingWork] = []  # receives from any rank, without those that had ended at the last
+
+    def shutdown(self) -> None:
+        """Leave the group; called by `destroy_process_group`."""
+        if self._submission.is_open:
+            for work in self._from_any:
+                work.cancel()
+        self._from_any.clear()
+        self._submission.close()
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> AnyWork:
+        return self._all_reduce(tensors, _options(opts, c10d.AllreduceOptions))
+
+    allreduce_sparse = allreduce
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> AnyWork:
+        return self._all_reduce(tensors, _options(opts, c10d.AllreduceCoalescedOptions))
+
+    def _all_reduce(self, tensors: Sequence[Tensor], opts: Any) -> AnyWork:
+        if tensors[0].layout is torch.sparse_coo:
+            return self._all_reduce_sparse(tensors, opts)
+        reduction = self._plan(tensors, opts)
+        targets = [TensorTarget.of(tensor, reduction.as_bytes) for tensor in tensors]
+        values = [target.leaf for target in targets]
+        if reduction.factor is not None:
+            values = [to_leaf(scale(flatten(tensor), reduction)) for tensor in tensors]
+
+        def finish(_: object) -> None:
+            for target, tensor in zip(targets, tensors, strict=True):
+                target.settle()
+                divide(tensor, reduction)
+
+        out = [target.leaf for target in targets]
+        start = partial(self._group.all_reduce, reduction.op, _one_or_all(values), out=_one_or_all(out))
+        return self._submission.run([start], finish, tensors, opts)
+
+    def _all_reduce_sparse(self, tensors: Sequence[Tensor], opts: Any) -> AnyWork:
+        (tensor,) = tensors
+        if self._plan([tensor.values() if tensor.is_coalesced() else tensor._values()], opts).op is not ReduceOp.SUM:
+            raise ValueError(f"sparse tensors are reduced by SUM alone, got {opts.reduceOp}")
+        own = tensor.coalesce()
+        rows, dense = own.indices().t().contiguous(), own.values()
+
+        def finish(results: list[Any]) -> None:
+            indices, values = (torch.as_tensor(part, device=tensor.device) for part in results[0])
+            made = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
+            tensor.copy_(made.coalesce())
+
+        start = partial(self._group.all_gather, [rows, dense])
+        return self._submission.run([start], finish, tensors, opts)
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any = None) -> AnyWork:
+        opts = _options(opts, c10d.BroadcastOptions)
+        (tensor,) = tensors
+        target = TensorTarget.of(tensor)
+        start = partial(self._group.broadcast, target.leaf, opts.rootRank, out=target.leaf)
+        return self._submission.run([start], _settle(target), tensors, opts)
+
+    def reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> AnyWork:
+        opts = _options(opts, c10d.ReduceOptions)
+        (tensor,) = tensors
+        reduction = self._plan(tensors, opts)
+        target = TensorTarget.of(tensor, reduction.as_bytes)
+        value = target.leaf if reduction.factor is None else to_leaf(scale(flatten(tensor), reduction))
+
+        def finish(_: object) -> None:
+            if self._rank == opts.rootRank:
+                target.settle()
+                divide(tensor, reduction)
+
+        start = partial(self._group.reduce, reduction.op, value, opts.rootRank, out=target.leaf)
+        return self._submission.run([start], finish, tensors, opts)
+
+    def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> AnyWork:
+        return self._all_gather(outputs, inputs, opts, outputs)
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> AnyWork:
+        by_input = [[row[number] for row in outputs] for number in range(len(inputs))]
+        return self._all_gather(by_input, inputs, opts, outputs)
+
+    def all_gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> AnyWork:
+        return self._all_gather([[output]], [source], opts, [output])
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> AnyWork:
+        return self._all_gather([[output] for output in outputs], inputs, opts, outputs)
+
+    _allgather_base, allgather_into_tensor_coalesced = all_gather_single, all_gather_single_coalesced
+
+    def _all_gather(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any, result: Any
+    ) -> AnyWork:
+        values = [to_leaf(flatten(tensor)) for tensor in inputs]
+        targets = [TensorTarget.joined(row) for row in outputs]
+        out = [target.leaf for target in targets]
+        start = partial(self._group.all_gather, _one_or_all(values), out=_one_or_all(out))
+        return self._submission.run([start], _settle(*targets), result, _options(opts, c10d.AllgatherOptions))
+
+    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> AnyWork:
+        opts = _options(opts, c10d.GatherOptions)
+        value = to_leaf(flatten(inputs[0]))
+        target = TensorTarget.joined(outputs[0]) if self._rank == opts.rootRank else None
+        start = partial(self._group.gather, value, opts.rootRank, out=target and target.leaf)
+        return self._submission.run([start], _settle(target) if target else None, outputs, opts)
+
+    def gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> AnyWork:
+        return self.gather([[output]], [source], opts)
+
+    gather_into_tensor = gather_single
+
+    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> AnyWork:
+        opts = _options(opts, c10d.ScatterOptions)
+        target = TensorTarget.of(outputs[0])
+        value, sizes = None, None
+        if self._rank == opts.rootRank:
+            flat, sizes = join(inputs[0])
+            value = to_leaf(flat)
+        start = partial(self._group.scatter, value, opts.rootRank, sizes=sizes, out=target.leaf)
+        return self._submission.run([start], _settle(target), outputs, opts)
+
+    def reduce_scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
+    ) -> AnyWork:
+        return self._reduce_scatter(outputs, [join(parts) for parts in inputs], opts)
+
+    def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> AnyWork:
+        return self.reduce_scatter_single_coalesced([output], [source], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> AnyWork:
+        parts = [(flatten(tensor), [tensor.numel() // self._size] * self._size) for tensor in inputs]
+        return self._reduce_scatter(outputs, parts, opts)
+
+    _reduce_scatter_base, reduce_scatter_tensor_coalesced = reduce_scatter_single, reduce_scatter_single_coalesced
+
+    def _reduce_scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[tuple[Tensor, list[int]]], opts: Any
+    ) -> AnyWork:
+        """One collective for all inputs that are cut alike."""
+        opts = _options(opts, c10d.ReduceScatterOptions)
+        reduction = self._plan(outputs, opts)
+        targets = [TensorTarget.of(output, reduction.as_bytes) for output in outputs]
+        alike: dict[tuple[int, ...], list[tuple[Any, Any]]] = {}
+        for (flat, sizes), target in zip(inputs, targets, strict=True):
+            value = to_leaf(scale(flatten(flat, reduction.as_bytes), reduction))
+            alike.setdefault(tuple(sizes), []).append((value, target.leaf))
+        starts = [
+            partial(
+                self._group.reduce_scatter,
+                reduction.op,
+                _one_or_all([value for value, _ in pairs]),
+                sizes=sizes,
+                out=_one_or_all([leaf for _, leaf in pairs]),
+            )
+            for sizes, pairs in alike.items()
+        ]
+
+        def finish(_: object) -> None:
+            for target, output in zip(targets, outputs, strict=True):
+                target.settle()
+                divide(output, reduction)
+
+        return self._submission.run(starts, finish, outputs, opts)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        source: Tensor,
+        output_sizes: Sequence[int],
+        input_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> AnyWork:
+        """Sizes are rows; where a rank gives none, its rows are dealt evenly."""
+        rows = source.shape[0] if source.dim() else 1
+        if input_sizes and sum(input_sizes) != rows:
+            raise ValueError(f"Split sizes doesn't match total dim 0 size: {list(input_sizes)} of {rows} rows")
+        if not input_sizes and rows % self._size:
+            raise ValueError(
+                f"Tensor's dim 0 does not divide equally across group size: {rows} rows, {self._size} ranks"
+            )
+        flat, target = flatten(source), TensorTarget.of(output)
+        row = flat.numel() // rows if rows else 0
+        sizes = [count * row for count in input_sizes or [rows // self._size] * self._size]
+        start = partial(self._group.all_to_all, to_leaf(flat), sizes=sizes, out=target.leaf)
+        return self._submission.run([start], _settle(target), [output], _options(opts, c10d.AllToAllOptions))
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> AnyWork:
+        flat, sizes = join(inputs)
+        target = TensorTarget.joined(outputs)
+        start = partial(self._group.all_to_all, to_leaf(flat), sizes=sizes, out=target.leaf)
+        return self._submission.run([start], _settle(target), outputs, _options(opts, c10d.AllToAllOptions))
+
+    def barrier(self, opts: Any = None) -> AnyWork:
+        return self._submission.run([self._group.barrier], None, [], _options(opts, c10d.BarrierOptions))
+
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int = 0) -> AnyWork:
+        start = partial(self._group.send, to_leaf(flatten(tensors[0])), to, tag)
+        return self._submission.run([start], None, tensors)
+
+    def recv(self, tensors: Sequence[Tensor], source: int | None, tag: int = 0) -> AnyWork:
+        (tensor,) = tensors
+        target = TensorTarget.of(tensor)
+        start = partial(self._group.recv, source, tag, out=target.leaf)
+        return self._submission.run([start], _settle(target), tensors)
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> AnyWork:
+        work = self.recv(tensors, None, tag)
+        self._from_any = [one for one in self._from_any if not one.is_completed()]
+        if isinstance(work, PendingWork):
+            self._from_any.append(work)
+        return work
+
+    def _plan(self, tensors: Sequence[Tensor], opts: Any) -> Reduction:
+        dtypes = {tensor.dtype for tensor in tensors}
+        if len(dtypes) > 1:
+            raise TypeError(f"tensors of one reduction must have one dtype, got {', '.join(sorted(map(str, dtypes)))}")
+        return plan_reduction(opts.reduceOp, tensors[0].dtype, self._size)
+
+
+def _options(given: Any, kind: Any) -> Any:
+    """c10d's options; callers in Python may give none, or a reduce op alone."""
+    if given is None or not hasattr(given, "timeout"):
+        made = kind()
+        if given is not None:
+            made.reduceOp = given
+        return made
+    return given
+
+
+def _one_or_all(leaves: list[Any]) -> Any:
+    return leaves[0] if len(leaves) == 1 else leaves
+
+
+def _settle(*targets: TensorTarget) -> Finish | None:
+    """What is left to do once results are there; None where all lie in their tensors."""
+    copied = [target for target in targets if not target.is_in_place]
+
+    def settle(_: object) -> None:
+        for target in copied:
+            target.settle()
+
+    return settle if copied else None
