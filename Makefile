@@ -28,7 +28,7 @@ TORCH_VENV := .venv-torch
 NCCL_VENV := .venv-nccl
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-torch test-gpu test-nccl test-kill test-slurm drills bench fuzz mutants native sanitize wheels docs check format lint types layers proto proto-check proto-release clean
+.PHONY: help setup demo test test-unit test-torch test-gpu test-nccl test-kill test-slurm drills bench bench-torch fuzz mutants native sanitize wheels docs check format lint types layers proto proto-check proto-release clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -47,7 +47,7 @@ test-unit: $(READY) ## run the tests that start no daemons: a minute
 
 test-torch: $(TORCH_VENV)/installed $(NATIVE) ## run the tests that need PyTorch, and all of PyTorch's own, in an environment of their own
 	COLLECTIVED_TEST_UPSTREAM=1 $(TORCH_VENV)/bin/python -m pytest $(PYTEST_OPTIONS) tests/client/integrations tests/client/values/test_indexed_slices.py tests/e2e/torch \
-	    tests/docs/test_examples.py tests/docs/test_snippets.py
+	    tests/e2e/examples/test_torch_elastic_example.py tests/docs/test_examples.py tests/docs/test_snippets.py
 
 test-gpu: $(READY) ## run the tests about GPUs, on the GPU of this machine as far as it has one
 	$(BIN)/python -m pytest -n 0 -rs tests/e2e/gpu tests/fakes tests/runtime/device tests/runtime/engine/gpu/test_gpu_task.py
@@ -70,6 +70,9 @@ bench: $(READY) ## measure against Gloo, MPI and TensorFlow, and write what came
 	$(BIN)/python -m benchmarks.steady --write
 	$(BIN)/python -m benchmarks.floods --write
 	$(BIN)/python -m benchmarks.coordinator_load --write
+
+bench-torch: $(TORCH_VENV)/installed $(NATIVE) ## measure PyTorch's process groups against Gloo's, and write what came of it into docs/performance.md
+	$(TORCH_VENV)/bin/python -m benchmarks.process_groups --write
 
 fuzz: $(VENV)/installed-fuzz $(NATIVE) ## feed a million hostile inputs to every parser, and besiege living daemons
 	$(BIN)/python -m tests.fuzz
