@@ -74,13 +74,14 @@ def main() -> None:
     if arguments.rank:
         rank(arguments.rank, arguments.rounds)
         return
-    found = [
-        figure
-        for ranks in arguments.ranks
-        for place in (HOST, TCP)
-        for figure in launch(place, ranks, arguments.rounds)
-    ]
-    text = report(found, conditions.shown({"torch": version("torch")}))
+    found: list[Figure] = []
+    skipped: list[str] = []
+    for place, ranks in [(place, ranks) for ranks in arguments.ranks for place in (HOST, TCP)]:
+        try:
+            found += launch(place, ranks, arguments.rounds)
+        except subprocess.CalledProcessError as error:
+            skipped.append(f"{ranks} ranks, {place}: its ranks ended with status {error.returncode}")
+    text = report(found, conditions.shown({"torch": version("torch")}), skipped)
     print(text)
     if arguments.write:
         write("process groups", text)
@@ -98,10 +99,10 @@ def launch(place: str, ranks: int, rounds: int) -> list[Figure]:
     return [Figure(**json.loads(line)) for line in lines]
 
 
-def report(found: Iterable[Figure], heading: str) -> str:
+def report(found: Iterable[Figure], heading: str, skipped: Iterable[str] = ()) -> str:
     """What is printed, and written into the page. Pure."""
     figures = list(found)
-    parts = [heading]
+    parts = [heading, *(f"Not measured: {what}." for what in skipped)]
     for place, ranks in dict.fromkeys((figure.place, figure.ranks) for figure in figures):
         parts.append(times(place, ranks, [one for one in figures if (one.place, one.ranks) == (place, ranks)]))
     goals = lines(figures)

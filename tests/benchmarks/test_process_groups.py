@@ -39,6 +39,10 @@ def test_the_report_has_a_table_for_each_place_and_says_how_many_goals_are_met()
     assert "2 of 4 goals are met." in text
 
 
+def test_what_could_not_be_measured_is_told() -> None:
+    assert "Not measured: 4 ranks, one host: it failed." in report(FIGURES, "", ["4 ranks, one host: it failed"])
+
+
 def test_the_page_has_a_place_for_it() -> None:
     page = Path(__file__).parents[2] / "docs" / "performance.md"
     assert "figures" in between(page.read_text(), "process groups", "figures")
