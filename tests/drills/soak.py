@@ -15,9 +15,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.drills.cluster import Cluster
 from tests.drills.limits import Limit, Pace
@@ -44,6 +44,17 @@ EXPECTED: dict[str, tuple[str, ...]] = {  # what the ranks that hear of a fault 
     "kill of a worker": ("LOST_WORKER", "LOST_LINK"),  # whatever is noticed first
 }
 OWN_ACTS = ("differ", "abort", "fail", "leave")  # what a rank does itself
+
+
+Told = Mapping[int, Mapping[str, Any]]  # what each rank reports, as `SoakReport`
+
+
+class Judgement(NamedTuple):
+    """What a generation came to: what was not as promised, whether a failure was heard of, and who gave up alone."""
+
+    complaints: list[str]
+    is_heard: bool
+    gave_up: int
 
 
 @dataclass
@@ -237,25 +248,58 @@ class Round:
         self._ranks[rank].kill()
         self._ranks[rank] = self._hire(self._placement[rank])
 
-    def _judge(self, seed: str, victim: int, told: dict[int, dict[str, Any]], is_late: bool) -> None:
-        verdicts: dict[tuple[Any, ...], set[int]] = {}
-        texts = {}
-        for rank, one in told.items():
-            for failure in one["failures"]:
-                if is_late and (failure["decided_by"], failure["cause"]) == (f"rank {rank}", "DEADLINE"):
-                    self._result.gave_up += 1
-                    continue
-                verdict = (failure["code"], failure["cause"], *map(tuple, (failure["missing"], failure["differing"])))
-                verdicts.setdefault(verdict, set()).add(rank)
-                texts[verdict] = failure["text"]
-        self._result.failed[self.fault] += bool(verdicts)
-        shown = "; ".join(f"ranks {sorted(ranks)}: {verdict} {texts[verdict]}" for verdict, ranks in verdicts.items())
+    def _judge(self, seed: str, victim: int, told: Told, is_late: bool) -> None:
+        judged = judge(self.fault, victim, self._placement, told, is_late)
         where = f"round {seed}, {self.fault} of rank {victim}, workers {self._placement}"
-        if len(verdicts) > 1:
-            self._result.violations.append(f"{where}: different verdicts: {shown}")
-        elif any(verdict[1] not in EXPECTED[self.fault] for verdict in verdicts):
-            self._result.violations.append(f"{where}: expected {EXPECTED[self.fault]}, got {shown}")
-        elif self.fault not in ("stop", "differ") and any(victim not in verdict[2] for verdict in verdicts):
-            self._result.violations.append(f"{where}: rank {victim} is not named: {shown}")
-        if not verdicts and self.fault in ("differ", "abort", "fail"):
-            self._result.violations.append(f"{where}: nobody heard of it")
+        self._result.violations += [f"{where}: {complaint}" for complaint in judged.complaints]
+        self._result.failed[self.fault] += judged.is_heard
+        self._result.gave_up += judged.gave_up
+
+
+def judge(fault: str, victim: int, placement: Sequence[int], told: Told, is_late: bool) -> Judgement:
+    """What a generation came to, by what its ranks told of its failures. Pure.
+
+    Args:
+        told: by rank; who cannot tell is not there.
+        is_late: the machine was too late for promises in time: a rank whose stopped peer is named by others may have
+            given up by itself.
+    """
+    verdicts: dict[tuple[Any, ...], set[int]] = {}
+    texts, own = {}, []
+    for rank, one in told.items():
+        for failure in one["failures"]:
+            if (
+                is_late
+                and fault == "stop"
+                and (failure["decided_by"], failure["cause"]) == (f"rank {rank}", "DEADLINE")
+            ):
+                own.append(rank)
+                continue
+            verdict = (failure["code"], failure["cause"], *map(tuple, (failure["missing"], failure["differing"])))
+            verdicts.setdefault(verdict, set()).add(rank)
+            texts[verdict] = failure["text"]
+    shown = "; ".join(f"ranks {sorted(ranks)}: {verdict} {texts[verdict]}" for verdict, ranks in verdicts.items())
+    complaints = []
+    if len(verdicts) > 1:
+        complaints.append(f"different verdicts: {shown}")
+    elif any(verdict[1] not in EXPECTED[fault] for verdict in verdicts):
+        complaints.append(f"expected {EXPECTED[fault]}, got {shown}")
+    elif any(not _is_blame_right(fault, victim, placement, verdict[2], verdict[3]) for verdict in verdicts):
+        complaints.append(f"not rank {victim} alone is named: {shown}")
+    if not verdicts and fault in ("differ", "abort", "fail"):
+        complaints.append("nobody heard of it")
+    if own and not verdicts:
+        complaints.append(f"ranks {own} gave up by themselves, and nobody else says why")
+    return Judgement(complaints, bool(verdicts), len(own))
+
+
+def _is_blame_right(
+    fault: str, victim: int, placement: Sequence[int], missing: Sequence[int], differing: Sequence[int]
+) -> bool:
+    if fault == "differ":  # of two nobody is the majority
+        return victim in differing or (len(placement) == 2 and bool(differing))
+    if fault == "stop":  # nobody is named where only the one that was stopped had not finished
+        return set(missing) <= {victim}
+    if fault == "kill of a worker":
+        return victim in missing and all(placement[rank] == placement[victim] for rank in missing)
+    return list(missing) == [victim]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from tests.drills.soak import soak
+from tests.drills.soak import judge, soak
 from tests.drills.soak_steps import CALLS, make_differing_step, make_step
 
 
@@ -27,3 +29,35 @@ def test_a_wrong_result_is_seen(call: str) -> None:
     assert right is not None and step.is_right(1, right)
     assert not step.is_right(1, right + 1) and not step.is_right(1, np.concatenate([right, right]))
     assert not step.is_right(1, None)
+
+
+def failed(cause: str, missing: list[int], differing: list[int], by: str = "coordinator") -> dict[str, Any]:
+    failure = {"code": cause, "cause": cause, "missing": missing, "differing": differing, "decided_by": by, "text": ""}
+    return {"failures": [failure]}
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("kill", {0: failed("LOST_RANK", [0, 1], []), 2: failed("LOST_RANK", [0, 1], [])}),
+        ("kill", {0: failed("LOST_RANK", [1], []), 2: failed("ABORTED", [1], [])}),
+        ("kill", {0: failed("DEADLINE", [1], [], "rank 0"), 2: failed("DEADLINE", [1], [], "rank 2")}),
+        ("nothing", {0: failed("DEADLINE", [], [], "rank 0")}),
+        ("stop", {0: failed("DEADLINE", [0], []), 2: failed("DEADLINE", [0], [])}),
+        ("stop", {0: failed("DEADLINE", [], [], "rank 0"), 2: {"failures": []}}),
+        ("differ", {rank: failed("MISMATCH", [], [2]) for rank in range(3)}),
+        ("kill of a worker", {2: failed("LOST_WORKER", [1, 2], [])}),
+        ("abort", {rank: {"failures": []} for rank in range(3)}),
+    ],
+)
+def test_wrong_blame_freezes_and_two_verdicts_are_seen_on_a_late_machine_too(fault: str, told: Any) -> None:
+    assert judge(fault, 1, (0, 0, 2), told, is_late=True).complaints
+
+
+def test_what_was_promised_is_no_complaint() -> None:
+    told = {0: failed("DEADLINE", [1], []), 1: failed("DEADLINE", [], [], "rank 1"), 2: failed("DEADLINE", [1], [])}
+    assert judge("stop", 1, (0, 0, 2), told, is_late=True) == ([], True, 1)
+    told = {rank: failed("MISMATCH", [], [1]) for rank in range(3)}
+    assert judge("differ", 1, (0, 0, 2), told, is_late=False) == ([], True, 0)
+    told = {2: failed("LOST_WORKER", [0, 1], [])}
+    assert judge("kill of a worker", 1, (0, 0, 2), told, is_late=False) == ([], True, 0)
