@@ -154,11 +154,11 @@ def _judge_expiry(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, s
     ranks = range(generation.info.size)
     if all(generation.last_finished(rank) >= inquiry.instance for rank in ranks):
         return None  # it was complete before the answers came
-    # Whoever still waits in an earlier instance hears the same verdict: it covers that one too.
+    # Who is missing because it still waits in an earlier instance hears the same verdict: it covers that one too.
     standings = [(generation.last_submitted(rank), generation.last_finished(rank)) for rank in ranks]
-    waited_in = [finished + 1 for submitted, finished in standings if finished < submitted]
+    waited_in = [finished + 1 for submitted, finished in standings if finished < submitted < inquiry.instance]
     first = max(generation.first_instance, min([inquiry.instance, *waited_in]))
-    # A rank that is missing because it waits there for another one, who has not come to that either, is not to blame.
+    # Where it waits for another one, who has not come to that either, it is not to blame.
     blocked = any(submitted < first for submitted, _ in standings)
     instance = first if blocked else inquiry.instance
     missing = [rank for rank in ranks if not generation.has_submitted(rank, instance)]
