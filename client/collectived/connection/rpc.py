@@ -10,6 +10,7 @@ import os
 import queue
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -276,7 +277,7 @@ class WorkerClient:
             idle=wish.idle,
             segment=_has_native_core(),
         )
-        told: list[worker_pb2.JoinEvent] = []
+        told: deque[worker_pb2.JoinEvent] = deque(maxlen=1)  # the latest, whether anybody has taken it or not
         try:
             with self._track_rpc(
                 lambda: self._stub.Join(request, metadata=self._metadata), self.map_error, look=told.append

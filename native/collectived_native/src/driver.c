@@ -176,7 +176,7 @@ static u64 look_around(struct engine *e, u64 t) {
     if (all_there(s, n) && decide(s, n) != PENDING) return until;
     if ((disputed = find_dispute(s, n)) >= 0) end_generation(s, n, MISMATCH, disputed);
     else if (deadline && t >= deadline + GRACE && expire(s, n, e->seat) != PENDING) return until;
-    else if (own && t >= own) expire(s, instance_of(load(&head_of(s)->decided)), e->seat); /* `n` is not open, others say */
+    else if (own && t >= own) expire(s, instance_of(load(&head_of(s)->decided)), e->seat); /* `decided` is not at `n`: end what it is at */
     else if (worker_is_gone(e)) end_generation(s, n, WORKER, WORKER_SEAT);
     if (deadline && deadline + GRACE < until) until = deadline + GRACE;
     if (own && own < until) until = own;

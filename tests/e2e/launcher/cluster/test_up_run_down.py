@@ -130,7 +130,12 @@ def test_daemons_stay_come_back_and_are_used_by_one_job_after_another(lab: Lab) 
     # A worker that is killed comes back, and serves the next job.
     killed = lab.pid_of("worker 0")
     os.kill(killed, signal.SIGKILL)
-    settle(lambda: lab.known()["daemons"]["worker 0"]["state"] == "serving" and lab.pid_of("worker 0") != killed)
+
+    def serves_again() -> bool:
+        worker = lab.known()["daemons"]["worker 0"]  # read once: it has no pid while it restarts
+        return bool(worker["state"] == "serving" and worker["pid"] != killed)
+
+    settle(serves_again)
     assert lab.known()["daemons"]["worker 0"]["restarts"] == 1
     out = lab.do("run", "--cluster", "lab.toml", "--", sys.executable, "-c", MEAN)
     assert sorted(out.splitlines()[1:]) == ["[rank 0] 0 2 2.0", "[rank 1] 1 2 2.0"]
