@@ -32,15 +32,17 @@ class Work(Generic[T_co]):
     every method raises FailedPreconditionError.
     """
 
+    _observed = True  # of one that was never made
+
     def __init__(self, calls: Sequence[Call], route: RankChannel, uncollected: UnobservedErrors) -> None:
         self._call = calls[0]
         self._calls = tuple(calls)  # several of a `CompositeWork`; in order of submission
         self._channel = route
         self._unobserved_errors = uncollected
         self._lock = threading.Lock()
-        self._observed = False  # the caller has been told how it ended
         self._has_value = False
         self._value: Any = None
+        self._observed = False  # the caller has been told how it ended
 
     def result(self, timeout: float | timedelta | None = None) -> T_co:
         """The whole result, in the structure of the value.

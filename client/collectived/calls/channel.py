@@ -166,7 +166,6 @@ class RankChannel(ABC):
 
         What that is to be raised as, or what has ended it before, as may have been heard meanwhile.
         """
-        self._leader_follower.force_resign()  # what failed may have come between `lead` and `resign`
         self.poll()
         verdict = self.rank_state.make_verdict(cause, message)
         if not self.rank_state.is_over:
@@ -217,7 +216,6 @@ class RankChannel(ABC):
 
     def on_interrupt(self) -> None:
         """Ctrl-C came in a call: ends the generation for all ranks."""
-        self._leader_follower.force_resign()
         self.rank_state.interrupted_generation = self.rank_state.generation
         self.abort(f"interrupted on rank {self.rank_state.rank}")
 

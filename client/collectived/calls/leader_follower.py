@@ -8,6 +8,7 @@ of those followers has been woken and will lead.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
@@ -31,29 +32,36 @@ class LeaderFollower:
         self._depth = 0  # how often it took the lead: a callback that it runs may wait as well
         self._followers: dict[threading.Lock, tuple[WaitTarget, int]] = {}
 
-    def try_lead(self) -> bool:
-        """Takes the lead if nobody else has it; then `resign` must follow."""
+    def lead(self, act: Callable[[], None]) -> bool:
+        """Runs `act` as the leader; False where another thread leads.
+
+        An error may come at any line, out of a handler of a signal say: then too this thread leads no longer than it
+        did before.
+        """
         me = threading.get_ident()
-        with self._mutex:
-            if self._leader and self._leader != me:
-                return False
-            self._leader = me
-            self._depth += 1
-            return True
+        depth = self._depth if self._leader == me else 0
+        try:
+            with self._mutex:
+                if self._leader and self._leader != me:
+                    return False
+                self._leader = me
+                self._depth = depth + 1
+            act()
+            self._resign(depth)
+        except BaseException:
+            self._resign(depth)
+            raise
+        return True
 
-    def resign(self) -> None:
-        """Gives the lead up and wakes a follower to take it."""
+    def _resign(self, depth: int) -> None:
+        """Leads no deeper than that; a thread that leads no more wakes a follower to do so."""
         with self._mutex:
             if self._leader == threading.get_ident():
-                self._depth -= 1
-                if not self._depth:
-                    self._vacate()
-
-    def force_resign(self) -> None:
-        """After an interruption, which may have come between `lead` and `resign`: this thread leads no more."""
-        with self._mutex:
-            if self._leader == threading.get_ident():
-                self._vacate()
+                self._depth = depth
+                if not depth:
+                    self._leader = 0
+                    if self._followers:
+                        self._promote()
 
     def wait_as_follower(self, awaited: WaitTarget, packs: int, end: float) -> None:
         """Sleeps a little, or until there is news of `awaited`, the lead is free, or the monotonic clock says `end`."""
@@ -76,11 +84,6 @@ class LeaderFollower:
         for baton, (followed, _) in self._followers.items():
             if followed is awaited:
                 _release(baton)
-
-    def _vacate(self) -> None:
-        self._leader = self._depth = 0
-        if self._followers:
-            self._promote()
 
     def _promote(self) -> None:
         for baton, (awaited, packs) in self._followers.items():

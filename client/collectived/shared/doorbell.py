@@ -12,6 +12,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 
 from collectived.calls.buffers import ArenaAddress
@@ -142,13 +143,7 @@ class Doorbell(RankChannel):
             return False
 
     def _lead(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> bool:
-        if not self._leader_follower.try_lead():
-            return False
-        try:
-            self._read_until(call, packs, until, look)
-        finally:
-            self._leader_follower.resign()
-        return True
+        return self._leader_follower.lead(partial(self._read_until, call, packs, until, look))
 
     def _read_until(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> None:
         self._send_released()
@@ -170,31 +165,28 @@ class Doorbell(RankChannel):
     def poll(self) -> None:
         """Reads what has come, without waiting."""
         try:
-            if self._leader_follower.try_lead():
-                try:
-                    self._send_released()
-                    while not self._is_lost and self._poller.poll(0):
-                        self._read()
-                finally:
-                    self._leader_follower.resign()
+            self._leader_follower.lead(self._read_all)
         except KeyboardInterrupt:  # what was being read may be lost
             self.on_interrupt()
             raise
+
+    def _read_all(self) -> None:
+        self._send_released()
+        while not self._is_lost and self._poller.poll(0):
+            self._read()
 
     def _read_once(self, end: float) -> bool:
         """Read the doorbell once, or let another thread do so; False once `end` of the monotonic clock is over."""
         left = end - monotonic()
         if left <= 0:
             return False
-        if not self._leader_follower.try_lead():
+        if not self._leader_follower.lead(partial(self._read_within, min(left, SIGNAL_CHECK_INTERVAL))):
             self._leader_follower.wait_as_follower(self._in_flight.never, ALL_PACKS, end)
-            return True
-        try:
-            if self._poller.poll(min(left, SIGNAL_CHECK_INTERVAL) * 1000):
-                self._read()
-        finally:
-            self._leader_follower.resign()
         return True
+
+    def _read_within(self, seconds: float) -> None:
+        if self._poller.poll(seconds * 1000.0):
+            self._read()
 
     def _send_released(self) -> None:
         with self.mutex:
@@ -215,15 +207,32 @@ class Doorbell(RankChannel):
         self.callbacks.dispatch()
 
     def _read(self) -> None:
+        """Read a message and take it in; where this process cannot, that is the end of the generation."""
+        try:
+            failure = self._receive()
+        except KeyboardInterrupt:  # who waits ends the generation
+            raise
+        except BaseException as error:
+            self._on_message_lost(error)
+            raise
+        if failure is not None:
+            self._on_message_lost(failure)
+        self.callbacks.dispatch()
+
+    def _receive(self) -> Exception | None:
+        """Take a message in, if one is there; an error of this process, where it could not."""
         try:
             message, descriptor = seqpacket.receive(self._socket, self._buffer)
         except BlockingIOError:
-            return
-        failure = descriptor_lost() if descriptor == seqpacket.DESCRIPTOR_LOST else self._handle(message, descriptor)
-        if failure is not None and not self.rank_state.is_over:  # what the message said is lost here
-            cause, text = classify_failure(failure)
+            return None
+        return descriptor_lost() if descriptor == seqpacket.DESCRIPTOR_LOST else self._handle(message, descriptor)
+
+    def _on_message_lost(self, error: BaseException) -> None:
+        if not self.rank_state.is_over:
+            cause, text = Cause.ABORTED, type(error).__name__  # such as SystemExit, out of a handler of a signal
+            if isinstance(error, Exception):
+                cause, text = classify_failure(error)
             self._end_generation(self.rank_state.make_verdict(cause, text), self._cutoff_ack_timeout)
-        self.callbacks.dispatch()
 
     def _handle(self, message: bytes, descriptor: int) -> Exception | None:
         """Takes a message in; an error of this process, where it could not."""
@@ -293,13 +302,7 @@ class Doorbell(RankChannel):
         """Returns when the worker has answered, or after so many seconds."""
         end = monotonic() + within
         while not echo.received and not self._is_lost and (left := end - monotonic()) > 0:
-            if self._leader_follower.try_lead():
-                try:
-                    if self._poller.poll(left * 1000):
-                        self._read()
-                finally:
-                    self._leader_follower.resign()
-            else:
+            if not self._leader_follower.lead(partial(self._read_within, left)):
                 self._leader_follower.wait_as_follower(echo, ALL_PACKS, end)
 
     def _hear_last_verdict(self) -> None:
@@ -311,7 +314,6 @@ class Doorbell(RankChannel):
         self._await_reply(self._in_flight.inputs_released, _LEAVE_TIMEOUT)
 
     def _close(self) -> None:
-        self._leader_follower.force_resign()
         self._send_control(messages.MessageType.LEAVE)
         with self.mutex:
             self._is_lost = True
