@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from collectived_proto.ipc.shared_file import is_open_elsewhere, reopen
+
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not named by Python's fcntl
 SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _MAP_POPULATE = 0x8000
@@ -87,25 +89,15 @@ class Arena:
         return self.descriptor if self.reader < 0 else self.reader
 
     def is_held_elsewhere(self) -> bool:
-        """Whether a client has its reader still, as a descriptor or mapped; True where the kernel does not say.
-
-        A write lease is given for a file that nobody else has open, and to be mapped or on its way is to be open. For
-        our own mapping, which is of another file, that is not so.
-        """
+        """Whether a client has its reader still, as a descriptor or mapped; True where the kernel does not say."""
         if self.reader >= 0:
             os.close(self.reader)
             self.reader = -1
-        try:
-            probe = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return True
-        try:
-            fcntl.fcntl(probe, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-            return False
-        except OSError:
-            return True
-        finally:
-            os.close(probe)
+        return is_open_elsewhere(self.descriptor)
+
+    def measure(self) -> int:
+        """Bytes of the pages that exist."""
+        return self.committed
 
     def discard(self) -> bool:
         """Give the pages of an arena for inputs back, whoever else still has it, and close it.
@@ -160,8 +152,8 @@ def create(number: int, size: int, *, readers_only: bool) -> Arena:
         raise
     made = Arena(number, size, descriptor, memory)
     if readers_only:
-        with contextlib.suppress(OSError):  # no /proc: then nobody knows who holds it, and it counts as held
-            made.reader = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # then nobody knows who holds it, and it counts as held
+            made.reader = reopen(descriptor, os.O_RDONLY)
     return made
 
 

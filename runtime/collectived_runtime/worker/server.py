@@ -426,14 +426,14 @@ class _Worker:
         self.coordinator_client.send(pb.WorkerMessage(inspection=inspection))
 
     async def _collect_own_status(self) -> status_pb2.WorkerStatus:
-        self.budget.retained.collect()
+        self.budget.lent.settle()
         standing = WorkerCounts(
             self.coordinator_client.connected.is_set(),
             len(self.sessions),
             self.sessions.versions,
             self.budget.used,
             self.budget.limit,
-            self.budget.retained.size,
+            self.budget.lent.retained_bytes,
             bool(self.drain_state.refusal),
             self.rejections,
             self.authenticator.insecure,

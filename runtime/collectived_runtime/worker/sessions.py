@@ -46,6 +46,7 @@ log = logging.getLogger("collectived.worker")
 SESSION_ID_BYTES = 16
 _SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
 _MAX_ENDED_SESSIONS = 1024  # sessions that have ended, and why
+_RETAINED_DIVISOR = 16  # memory that a session keeps may take one part in so many of the worker's descriptors
 MAX_VERSIONS = 16  # of clients that are told
 
 
@@ -72,7 +73,7 @@ class HeldRank:
 @dataclass(slots=True)
 class Session:
     client: Client
-    budget: MemoryBudget
+    budget: SessionBudget
     on_end: Callable[[Session], None]  # called when it has ended
     is_remote: bool = False  # its client shares no memory with this worker
     caller: Caller = field(default_factory=lambda: Caller(AccessLevel.NONE))  # who opened it
@@ -121,6 +122,7 @@ class Session:
             return
         connected.setblocking(False)
         self._socket = connected
+        self.budget.on_exceeded = lambda: _call_soon_threadsafe(loop, self._end_for_memory)
         self.pidfd = _open_pidfd(connected)
         loop.add_reader(connected.fileno(), self._on_readable)
         self._send(
@@ -165,6 +167,10 @@ class Session:
         self.budget.close()
         self.on_end(self)
 
+    def _end_for_memory(self) -> None:
+        self.rejections.count_limit(Limit.SESSION_MEMORY)
+        self.end("it has written more into shared memory of its groups than it may have (max_session_memory)")
+
     def acquire_memory(self) -> Callable[[], None]:
         """A group loop is about to look into this session's memory; what it calls when it will do so no more."""
         self._memory_users += 1
@@ -196,11 +202,18 @@ class Session:
             raise ResourceExhaustedError(
                 format_limit_error(what, self.max_ranks, "max_session_ranks", "leave some groups")
             )
-        if self.budget.is_full_of_retained():
+        if self.budget.is_used_up_by_groups():
             self.rejections.count_limit(Limit.SESSION_MEMORY)
-            what = f"this session keeps {self.budget.retained_bytes} bytes of results of groups that are over"
+            what = f"this session has {self.budget.lent_bytes} bytes of its groups, also of those that are over"
             raise ResourceExhaustedError(
                 format_limit_error(what, self.budget.limit, "max_session_memory", "let go of them, or copy them")
+            )
+        most = self.descriptor_limit // _RETAINED_DIVISOR
+        if self.budget.retained_count >= most:
+            self.rejections.count_limit(Limit.DESCRIPTORS)
+            raise ResourceExhaustedError(
+                f"this session keeps memory of {self.budget.retained_count} groups that are over, and may keep that of "
+                f"{most}: let go of some, or raise LimitNOFILE of the worker"
             )
         self.pending_joins += 1
         try:

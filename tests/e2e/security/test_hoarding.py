@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
@@ -31,6 +32,16 @@ with cd.connect(address) as session, join(session, 0) as group:
     group.all_reduce("sum", 1.0)  # Python and what it imports may lie where others may not look
 os.setgroups([int(uid)]); os.setgid(int(uid)); os.setuid(int(uid))
 """
+END = """
+print(json.dumps([sum(os.fstat(one).st_blocks * 512 for one in kept), why]), flush=True)
+sys.stdin.readline()
+for one in kept:
+    os.close(one)
+kept.clear()
+with join(session, "again") as group:
+    print(group.all_reduce("sum", 21.0), flush=True)
+os._exit(0)
+"""
 # Keeps every arena that it was ever handed; says how much memory they take, and why it got no more.
 HOARDER = (
     BEGIN
@@ -52,47 +63,106 @@ try:
         session.empty(1, np.float32)
 except cd.errors.ResourceExhaustedError as error:
     why = str(error)
-print(json.dumps([sum(os.fstat(one).st_blocks * 512 for one in kept), why]), flush=True)
+"""
+    + END
+)
+# Keeps every segment in which it was ever a rank, and writes into each what nobody has asked for.
+WRITER = (
+    BEGIN
+    + """
+import mmap
+from collectived_native import segment
+attach, kept = segment.attach, []
+def keep(descriptor, *arguments, **options):
+    kept.append(os.dup(descriptor))
+    return attach(descriptor, *arguments, **options)
+segment.attach = keep
+def write(descriptor, size):
+    with mmap.mmap(descriptor, 0) as memory:
+        memory[-size:] = bytes(size)
+session, why = cd.connect(address), ""
+try:
+    for number in range(40):
+        with join(session, number) as group:
+            group.all_reduce("sum", 1.0)
+            write(kept[-1], 6 << 20)
+except (cd.errors.ResourceExhaustedError, cd.errors.UnavailableError) as error:
+    why = str(error)
+session = cd.connect(address)
+"""
+    + END
+)
+# Has three of them, and writes when their groups are over.
+LATE_WRITER = WRITER.replace("range(40)", "range(3)").replace(
+    "sys.stdin.readline()",
+    """
 sys.stdin.readline()
 for one in kept:
-    os.close(one)
-kept.clear()
-with join(session, "again") as group:
-    print(group.all_reduce("sum", 21.0), flush=True)
-os._exit(0)
-"""
+    write(one, 14 << 20)
+print("written", flush=True)
+sys.stdin.readline()
+""",
 )
 
 
-def run(program: str, said: dict[str, Any], uid: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", program, said["address"], str(uid)]
-    # Without a native core the worker carries out what this client submits, into its own arenas of results.
-    environment = {**os.environ, "COLLECTIVED_NATIVE": "/nowhere"}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-
-
-def test_results_of_ended_groups_count_of_the_session_that_keeps_them(worker: Worker) -> None:
+@pytest.fixture
+def said(worker: Worker) -> dict[str, Any]:
     options = ("--allow-users", f"{ANN},{BOB}", "--memory-limit", f"{LIMIT}MiB", "--max-session-memory", "24MiB")
-    said = worker(*options, mode=0o711)
-    hoarder = run(HOARDER, said, BOB)
+    return worker(*options, mode=0o711)
+
+
+@contextmanager
+def hoarding(program: str, said: dict[str, Any], native: str = "") -> Iterator[tuple[Popen[str], Raw, str]]:
+    """Somebody who keeps what it can, and why it got no more; others are served."""
+    command = [sys.executable, "-c", program, said["address"], str(BOB)]
+    environment = {**os.environ, "COLLECTIVED_NATIVE": native} if native else dict(os.environ)
+    raw = Raw(said["address"])
+    hoarder = Popen(command, cwd=ROOT, env=environment, stdin=PIPE, stdout=PIPE, text=True)
     try:
-        assert hoarder.stdin is not None and hoarder.stdout is not None
+        assert hoarder.stdout is not None
         taken, why = json.loads(hoarder.stdout.readline())
-        assert "results of groups that are over" in why and "max_session_memory" in why
         assert 0 < taken <= LIMIT * MIB
-        raw = Raw(said["address"])
         status = raw.status()
-        assert 24 * MIB <= status.retained_bytes <= status.arena_bytes <= LIMIT * MIB
+        assert status.retained_bytes <= status.arena_bytes <= LIMIT * MIB
         assert asked(said["address"], ANN, "collective")["collective"] == ("ok", "shared memory")
         assert asked(said["address"], CAROL, "collective")["collective"][0] in ("UNAVAILABLE", "UNAUTHENTICATED")
-        hoarder.stdin.write("\n")
-        hoarder.stdin.flush()
-        assert hoarder.stdout.readline() == "21.0\n", "who lets go of them is served again"
-        hoarder.wait(30)
-        settle(lambda: raw.status().retained_bytes == 0)
-        raw.close()
+        yield hoarder, raw, why
     finally:
+        raw.close()
         hoarder.kill()
         hoarder.communicate()
+
+
+def tell(hoarder: Popen[str]) -> str:
+    """Have it go on; what it says next."""
+    assert hoarder.stdin is not None and hoarder.stdout is not None
+    hoarder.stdin.write("\n")
+    hoarder.stdin.flush()
+    return hoarder.stdout.readline().strip()
+
+
+def test_results_of_ended_groups_count_of_the_session_that_keeps_them(said: dict[str, Any]) -> None:
+    # Without a native core the worker carries out what this client submits, into its own arenas of results.
+    with hoarding(HOARDER, said, native="/nowhere") as (hoarder, raw, why):
+        assert "of those that are over" in why and "max_session_memory" in why
+        assert raw.status().retained_bytes >= 24 * MIB
+        assert tell(hoarder) == "21.0", "who lets go of them is served again"
+        hoarder.wait(30)
+        settle(lambda: raw.status().retained_bytes == 0)
+
+
+def test_segments_of_ended_groups_count_too(said: dict[str, Any]) -> None:
+    with hoarding(WRITER, said) as (hoarder, raw, why):
+        assert "max_session_memory" in why, "it was refused its next group, or ended while it wrote"
+        assert tell(hoarder) == "21.0", "who lets go of them is served again"
+        hoarder.wait(30)
+        settle(lambda: raw.status().retained_bytes == 0)
+
+
+def test_a_session_that_writes_too_much_into_what_is_over_is_ended(said: dict[str, Any]) -> None:
+    with hoarding(LATE_WRITER, said) as (hoarder, raw, why):
+        assert why == "" and raw.status().retained_bytes >= 18 * MIB
+        assert tell(hoarder) == "written"
+        settle(lambda: raw.status().retained_bytes == 0)
+        assert asked(said["address"], ANN, "collective")["collective"] == ("ok", "shared memory")
+        tell(hoarder)

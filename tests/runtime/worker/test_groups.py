@@ -19,7 +19,7 @@ from collectived_proto.group_codec import formed_to_bytes
 from collectived_proto.types import GroupInfo, Member, Peer, Tier
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import worker_pb2
-from collectived_runtime.engine.base.memory_budget import MemoryBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget, SessionBudget
 from collectived_runtime.engine.loop.context import WorkerResources
 from collectived_runtime.engine.run.fold_pool import FoldPool
 from collectived_runtime.limits.rejections import Limit, RejectionCounters
@@ -38,10 +38,11 @@ class Scene:
         self.refusals = RejectionCounters()
         self.reception = ConnectionServer(0, "of these tests", f"{folder}/door", ("127.0.0.1", 0))
         budget = MemoryBudget(1 << 30)
+        share = SessionBudget(budget, 1 << 30)
         resources = WorkerResources(self.reception, budget, FoldPool(), rejections=self.refusals)
         place = WorkerPlace(0, "h", (DEVICE,))
         self.groups = Groups(place, self.reception, resources, self.said.append, lambda: True)
-        self.session = Session(Client("h", os.getpid(), "", "job"), budget, lambda _: None, devices=(DEVICE,))
+        self.session = Session(Client("h", os.getpid(), "", "job"), share, lambda _: None, devices=(DEVICE,))
         mine, self.client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.session.attach(mine)
 

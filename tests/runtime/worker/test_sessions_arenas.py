@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from collectived_proto.ipc import messages
-from collectived_runtime.engine.base.memory_budget import MemoryBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget, SessionBudget
 from collectived_runtime.worker import arenas
 from collectived_runtime.worker.sessions import Client, Session
 
@@ -23,7 +23,7 @@ class Scene:
     def __init__(self, limit: int = 1 << 30) -> None:
         mine, self.client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.client.setblocking(False)
-        self.budget = MemoryBudget(limit)
+        self.budget = SessionBudget(MemoryBudget(limit), limit)
         self.session = Session(Client("h", os.getpid(), "", "job"), self.budget, lambda session: None)
         self.session.attach(mine)
 

@@ -23,7 +23,7 @@ from collectived_runtime.auth.callers import Caller
 from collectived_runtime.auth.credentials import AccessLevel
 from collectived_runtime.auth.peers import UnixPeer
 from collectived_runtime.device.gpus import ClearTimeout, Gpu, Region, select_gpus
-from collectived_runtime.engine.base.memory_budget import MemoryBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget, SessionBudget
 from collectived_runtime.engine.clients.local_rank import InputBuffers
 from collectived_runtime.engine.compile.negotiation import prepare
 from collectived_runtime.limits.quota_settings import Quotas
@@ -55,7 +55,7 @@ class Scene:
         self.client.setblocking(False)
         self.session = Session(
             CLIENT,
-            MemoryBudget(1 << 30),
+            SessionBudget(MemoryBudget(1 << 30), 1 << 30),
             lambda session: None,
             devices=DEVICES,
             gpu_budgets=budgets,

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from collectived_proto.ipc import arena as arenas
 from collectived_proto.ipc.arena import Arena
 from collectived_proto.ipc.free_list import FreeList
+from collectived_runtime.engine.base.lent import LentMemory, MemoryHolder
 from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted
-from collectived_runtime.engine.base.retained import ArenaHolder
 
 SMALLEST_ARENA = 64 << 20  # address space; pages exist only as far as they have been used
 MIN_SLOTS_PER_ARENA = (
@@ -60,7 +60,7 @@ class ArenaObserver(Protocol):
 
     def remove_arena(self, arena: Arena) -> None: ...
 
-    def list_holders(self) -> Sequence[ArenaHolder]:
+    def list_holders(self) -> Sequence[MemoryHolder]:
         """Sessions to which arenas were handed, and which have not ended."""
 
 
@@ -217,11 +217,12 @@ class ResultArenas:
 
     def _give_back(self, arena: Arena) -> None:
         """It counts until those to whom it was handed have unmapped it."""
-        if holders := self._readers.list_holders():
-            self._budget.retained.add(arena, holders)
-            return
         self._budget.release(arena.committed)
-        arena.close()
+        if holders := self._readers.list_holders():
+            arena.unmap()
+            self._budget.lent.give_back(LentMemory(arena, holders))
+        else:
+            arena.close()
 
 
 def _rounded(size: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from collectived_runtime.engine.base.retained import RetainedArenas
+from collectived_runtime.engine.base.lent import LentMemories
 
 
 class MemoryExhausted(Exception):
@@ -30,9 +30,7 @@ class MemoryBudget:
         self._what = what
         self._advice = advice
         self.used = 0
-        self.retained_bytes = 0  # of arenas of results that its session still has, of groups that are over
-        self.is_closed = False  # its session has ended
-        self.retained = RetainedArenas(self.release)
+        self.lent = LentMemories(self)
         self._refused = refused
         self._lock = threading.Lock()
         self._shrinkers: list[Callable[[], None]] = []
@@ -69,19 +67,8 @@ class MemoryBudget:
                 self.used += size
         return fits
 
-    def close(self) -> None:
-        """Its session has ended, and answers for nothing any more."""
-        self.is_closed = True
-        self.retained.collect()
-
-    def is_full_of_retained(self) -> bool:
-        """Whether its session keeps as many results of groups that are over as it may have memory."""
-        if self.retained_bytes >= self.limit:
-            self.retained.collect()
-        return self.retained_bytes >= self.limit
-
     def _shrink(self) -> None:
-        self.retained.collect()
+        self.lent.settle()
         for give in list(self._shrinkers):
             give()
 
@@ -101,6 +88,12 @@ class SessionBudget(MemoryBudget):
     Args:
         refused, what: as of `MemoryBudget`.
         key: of the worker's configuration, that raises the limit.
+
+    Attributes:
+        lent_bytes: of memory of its groups: what it has written into their segments, and keeps when they are over.
+        retained_count: of groups that are over; each takes a descriptor of the worker.
+        is_closed: its session has ended, and answers for nothing any more.
+        on_exceeded: called, in any thread, when it has written more than it may have: its session must end.
     """
 
     def __init__(
@@ -112,8 +105,12 @@ class SessionBudget(MemoryBudget):
         key: str = "max_session_memory",
     ) -> None:
         super().__init__(limit, refused, what)
+        self.lent_bytes = 0
+        self.retained_count = 0
+        self.is_closed = False
+        self.on_exceeded: Callable[[], None] = lambda: None
         self._parent = whole
-        self.retained = whole.retained
+        self.lent = whole.lent
         self._key = key
 
     def register_shrinker(self, give: Callable[[], None]) -> None:
@@ -130,10 +127,10 @@ class SessionBudget(MemoryBudget):
         if size > self._room:
             if last:
                 self._refused()
-            kept = f" and {self.retained_bytes} by results of groups that are over" if self.retained_bytes else ""
+            lent = f" and {self.lent_bytes} by its groups, also by those that are over" if self.lent_bytes else ""
             raise MemoryExhausted(
                 f"{size} bytes more would exceed the {self.limit} bytes of {self._what} that one session may have, of "
-                f"which {self.used} are in use{kept}: close what is not needed, or raise {self._key} of the worker"
+                f"which {self.used} are in use{lent}: close what is not needed, or raise {self._key} of the worker"
             )
         self._parent.acquire(size, last=last)
         with self._lock:
@@ -141,7 +138,7 @@ class SessionBudget(MemoryBudget):
 
     @property
     def _room(self) -> int:
-        return self.limit - self.used - self.retained_bytes
+        return self.limit - self.used - self.lent_bytes
 
     def force_acquire(self, size: int) -> None:
         with self._lock:
@@ -152,3 +149,23 @@ class SessionBudget(MemoryBudget):
         with self._lock:
             self.used -= size
         self._parent.release(size)
+
+    def close(self) -> None:
+        """Its session has ended."""
+        self.is_closed = True
+        self.lent.settle()
+
+    def is_exceeded(self) -> bool:
+        """Whether its session has more than it may have."""
+        return self._room < 0
+
+    def is_used_up_by_groups(self) -> bool:
+        """Whether its groups, also those that are over, take as much as its session may have."""
+        if self.lent_bytes or self.retained_count:
+            self.lent.settle()
+        return self.lent_bytes >= self.limit
+
+    def expel(self) -> None:
+        """End the session."""
+        self.is_closed = True
+        self.on_exceeded()

@@ -12,8 +12,8 @@ from functools import partial
 from collectived_proto.ipc import messages
 from collectived_proto.ipc.arena import Arena
 from collectived_runtime.auth.peers import get_unix_peer
+from collectived_runtime.engine.base.lent import MemoryHolder
 from collectived_runtime.engine.base.poller import HANGUP_EVENTS, Poller
-from collectived_runtime.engine.base.retained import ArenaHolder
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.submit.tracker import InstanceTracker, OutOfOrder
 from collectived_runtime.limits.rate_limit import Rate, RateLimiter
@@ -40,7 +40,7 @@ class Doorbells:
         refusals: RejectionCounters,
     ) -> None:
         self.local_ranks: dict[int, LocalRank] = {}
-        self._holders: list[ArenaHolder] = []  # also of ranks that have left
+        self._holders: list[MemoryHolder] = []  # also of ranks that have left
         self._pace = RateLimiter(IDLE_MESSAGE_RATE)
         self._paused_until: dict[int, float] = {}  # ranks whose doorbells are not looked at, and until when
         self._buffer = bytearray(messages.MAX_MESSAGE)  # so that no message costs an allocation of that size
@@ -101,7 +101,7 @@ class Doorbells:
             elif local_rank.doorbell is not None:
                 self.send(local_rank, messages.encode_arena(messages.MessageType.ARENA_RETIRED, arena.number, 0))
 
-    def list_holders(self) -> list[ArenaHolder]:
+    def list_holders(self) -> list[MemoryHolder]:
         """Sessions to which arenas were handed, and which have not ended."""
         self._holders = [holder for holder in self._holders if not holder.is_closed]
         return list(self._holders)

@@ -16,7 +16,7 @@ from collectived_proto.ipc import messages
 from collectived_proto.ipc.arena import Arena
 from collectived_proto.types import AllReduce, Broadcast, DType, Member, Reduce
 from collectived_runtime.device.gpus import Gpu, Region
-from collectived_runtime.engine.base.retained import ArenaHolder
+from collectived_runtime.engine.base.lent import MemoryHolder
 from collectived_runtime.engine.submit.contracts import PreparedCollective
 
 log = logging.getLogger("collectived.group_loop")
@@ -65,7 +65,7 @@ class LocalRank:
         pidfd: int,
         closed: Callable[[], None] = lambda: None,
         outlet: CompletionSink | None = None,
-        holder: ArenaHolder | None = None,
+        holder: MemoryHolder | None = None,
     ) -> None:
         self.rank = rank
         self.holder = holder

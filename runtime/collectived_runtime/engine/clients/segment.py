@@ -7,20 +7,21 @@ import os
 import select
 from collections.abc import Callable, Iterable, Sequence
 
-from collectived_native import core, segment
+from collectived_native import core
 from collectived_native.cores import count_cores
 from collectived_native.segment import Geometry, Past, SeatState, Total
 from collectived_proto.ipc import messages
 from collectived_runtime.engine.base.arenas import UNEXPECTED_MEMORY_DIVISOR
+from collectived_runtime.engine.base.lent import LentMemory
 from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.local_rank import LocalRank
+from collectived_runtime.engine.clients.segment_file import SegmentFile
 
 NS = 1_000_000_000
 MAX_SEATS = 256
-_BLOCK_BYTES = 512  # of st_blocks
 _TICKS_AT_A_TIME = 4  # of a large value, whose parts lie in the segment
 
 
@@ -33,9 +34,7 @@ def can_share(local_ranks: Iterable[LocalRank]) -> bool:
     """Whether these ranks can write one memory: all have shared memory with this worker, and are of one user."""
     ranks = list(local_ranks)
     uids = {local_rank.uid for local_rank in ranks}
-    return (
-        len(uids) == 1 and None not in uids and all(one.takes_segment and one.completion_sink is None for one in ranks)
-    )
+    return len(uids) == 1 and None not in uids and all(one.takes_segment and one.holder is not None for one in ranks)
 
 
 class GroupSegment:
@@ -51,32 +50,35 @@ class GroupSegment:
 
     def __init__(
         self,
-        ranks: Sequence[int],
+        local_ranks: Sequence[LocalRank],
         generation: int,
         start: int,
         poller: Poller,
         budget: MemoryBudget,
         on_knock: Callable[[], None],
     ) -> None:
-        self.seats = {rank: seat for seat, rank in enumerate(ranks)}
-        self.ranks = tuple(ranks)
+        self.ranks = tuple(local_rank.rank for local_rank in local_ranks)
+        self.seats = {rank: seat for seat, rank in enumerate(self.ranks)}
         self._generation = generation
         self._poller = poller
         self._on_knock = on_knock
-        mail_bytes = budget.limit // UNEXPECTED_MEMORY_DIVISOR // len(ranks)
-        geometry = Geometry.choose(len(ranks), cores=count_cores(), start=start, mail=mail_bytes)
-        self._geometry = geometry
+        mail_bytes = budget.limit // UNEXPECTED_MEMORY_DIVISOR // len(self.ranks)
+        self._geometry = Geometry.choose(len(self.ranks), cores=count_cores(), start=start, mail=mail_bytes)
         self._budget = budget
-        self._charged = geometry.seats**2 * geometry.share * _TICKS_AT_A_TIME  # the rest as it is written
-        budget.acquire(self._charged, last=False)
-        self._knocker = self._memory = -1
-        try:
+        self._prepaid = self._geometry.seats**2 * self._geometry.share * _TICKS_AT_A_TIME
+        with contextlib.ExitStack() as undo:
+            budget.acquire(self._prepaid, last=False)
+            undo.callback(budget.release, self._prepaid)
             self._knocker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._memory = segment.create(self._geometry)
-            self.watcher: core.Watcher = segment.watch(self._memory, self._geometry)
-        except BaseException:
-            self._let_go()
-            raise
+            undo.callback(os.close, self._knocker)
+            self._file = SegmentFile(self._geometry)
+            undo.callback(self._file.close)
+            self.watcher: core.Watcher = self._file.watch()
+            undo.pop_all()
+        holders = [local_rank.holder for local_rank in local_ranks if local_rank.holder is not None]  # all
+        allowance = self._prepaid // len(self.ranks)
+        self._lent = LentMemory(self._file, holders, self._prepaid, allowance, self._file.measure_parts)
+        budget.lent.add(self._lent)
         poller.add(self._knocker, select.POLLIN, self._on_knocker)
 
     def offer(self, local_rank: LocalRank, doorbells: Doorbells) -> None:
@@ -84,33 +86,11 @@ class GroupSegment:
         seat = self.seats[local_rank.rank]
         doorbells.send(local_rank, messages.encode_bare(messages.MessageType.KNOCKER), self._knocker)
         offered = messages.SegmentOffer(self._generation, seat, self._geometry.encode())
-        doorbells.send(local_rank, offered.encode(), self._memory)
+        doorbells.send(local_rank, offered.encode(), self._file.shared)
 
-    def charge(self) -> int | None:
-        """Charge the budget with what has been written of the memory since.
-
-        A member may write all of its own part, whatever the budget says. Where that is too much, the rank that has
-        written most is returned.
-        """
-        grown = os.fstat(self._memory).st_blocks * _BLOCK_BYTES - self._charged
-        if grown <= 0:
-            return None
-        self._budget.force_acquire(grown)
-        self._charged += grown
-        return self._find_largest_writer() if self._budget.used > self._budget.limit else None
-
-    def _find_largest_writer(self) -> int:
-        """Their parts lie one after the other, of equal size, and fill the memory but for a little at its start."""
-        part = os.fstat(self._memory).st_size // len(self.ranks)
-        written = [0] * len(self.ranks)
-        end = 0
-        with contextlib.suppress(OSError):  # there is no more data
-            while True:
-                start = os.lseek(self._memory, end, os.SEEK_DATA)
-                end = os.lseek(self._memory, start, os.SEEK_HOLE)
-                for seat in range(start // part, min(len(self.ranks), -(-end // part))):
-                    written[seat] += min(end, (seat + 1) * part) - max(start, seat * part)
-        return self.ranks[written.index(max(written))]
+    def charge(self) -> None:
+        """Have what has been written of the memory since counted, and a session ended that has written too much."""
+        self._budget.lent.update(self._lent)
 
     def read_seat(self, rank: int) -> SeatState:
         """Return what a rank has published; its process wrote it, so it is not to be trusted."""
@@ -132,13 +112,9 @@ class GroupSegment:
         self._on_knock()
 
     def close(self) -> None:
-        """Let go of the memory; it is freed when its ranks have let go of it too."""
+        """Let go of the memory; it counts until its ranks have let go of it too."""
         self._poller.remove(self._knocker)
+        os.close(self._knocker)
         self.watcher.close()
-        self._let_go()
-
-    def _let_go(self) -> None:
-        self._budget.release(self._charged)
-        for descriptor in (self._knocker, self._memory):
-            if descriptor >= 0:
-                os.close(descriptor)
+        self._budget.release(self._prepaid)
+        self._budget.lent.give_back(self._lent)

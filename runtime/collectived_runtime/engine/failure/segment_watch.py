@@ -59,7 +59,8 @@ class SegmentWatch:
         ranks, start = tuple(tracker.progress), tracker.next_number
         self._start = start
         self._began = time.monotonic()
-        self._segment = GroupSegment(ranks, tracker.generation, start, poller, budget, self.look)
+        local_ranks = [doorbells.local_ranks[rank] for rank in ranks]
+        self._segment = GroupSegment(local_ranks, tracker.generation, start, poller, budget, self.look)
         self._tracker = tracker
         self._reporter = reporter
         self._doorbells = doorbells
@@ -121,9 +122,7 @@ class SegmentWatch:
         """Take in what the ranks have done, and report why the generation is over, if it is."""
         now = time.monotonic()
         self._segment.watcher.review()
-        if (hoarder := self._segment.charge()) is not None:
-            why = "what it sends, and nobody has asked for, takes more shared memory than its worker has"
-            self._doorbells.drop(self._doorbells.local_ranks[hoarder], why)
+        self._segment.charge()
         totals = self._segment.read_totals(self._segment.ranks[0])
         complete, culprit, reason = self._segment.watcher.decided()
         self._count(totals, complete, now)

@@ -148,7 +148,7 @@ class WorkerMetrics:
             WORKER_METRICS["collectived_joins_total"],
             (((me, how), float(count)) for how, count in self._join_outcomes.items()),
         )
-        self._budget.retained.collect()
+        self._budget.lent.settle()
         yield self._make_single_reading("collectived_arena_bytes", self._budget.used)
         yield self._make_single_reading("collectived_arena_limit_bytes", self._budget.limit)
         yield self._make_single_reading("collectived_coordinator_connected", membership.connected.is_set())

@@ -13,8 +13,8 @@ from tests.runtime.engine.conftest import World, wait_for
 from collectived_proto.ipc import messages
 from collectived_proto.ipc.arena import Arena
 from collectived_runtime.engine.base.arenas import KEPT_BYTES, ResultArenas, ResultSlot, Workspace
+from collectived_runtime.engine.base.lent import MemoryHolder
 from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted
-from collectived_runtime.engine.base.retained import ArenaHolder
 
 LARGE = 4 * KEPT_BYTES
 
@@ -25,7 +25,7 @@ class Readers:
     def __init__(self) -> None:
         self.arenas: set[int] = set()
 
-    def list_holders(self) -> list[ArenaHolder]:
+    def list_holders(self) -> list[MemoryHolder]:
         return []
 
     def add_arena(self, arena: Arena) -> None:

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from collectived_proto.types import (
     ReportKind,
     Tier,
 )
-from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted
+from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted, SessionBudget
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.doorbells import Doorbells
@@ -53,6 +54,8 @@ from collectived_runtime.limits.rejections import RejectionCounters
 
 SUMS, BARRIERS = 5, 6  # numbers of descriptions; those of rank 1 are larger by 10
 COUNT = 1000
+MIB = 1 << 20
+SESSION_LIMIT = 100 * MIB
 
 
 class Host:
@@ -71,8 +74,14 @@ class Host:
         self.records = GroupRecords(self.counters, self.rates, GroupRecorder(self.recorder, label))
         self.reports: list[Report] = []
         self.ends: list[socket.socket] = []
+        self.budget = MemoryBudget(1 << 30)
+        self.sessions: list[SessionBudget] = []
+        self.ended: list[int] = []  # ranks whose sessions have written too much
         for member in members:
-            local_rank = LocalRank(member.rank, member, lambda *_: np.zeros(0, np.uint8), -1)
+            session = SessionBudget(self.budget, SESSION_LIMIT)
+            session.on_exceeded = partial(self.ended.append, member.rank)
+            self.sessions.append(session)
+            local_rank = LocalRank(member.rank, member, lambda *_: np.zeros(0, np.uint8), -1, holder=session)
             mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             local_rank.attach_doorbell(theirs)
             self.ends.append(mine)
@@ -80,7 +89,6 @@ class Host:
             leaf = Leaf("", DType.FLOAT32, (COUNT,))
             self.describe(local_rank, SUMS, AllReduce(ReduceOp.SUM), (leaf,))
             self.describe(local_rank, BARRIERS, Barrier(), ())
-        self.budget = MemoryBudget(1 << 30)
         self.watch, self.tracker = self.begin(100, 0)
 
     def describe(self, local_rank: LocalRank, number: int, operation: Operation, leaves: tuple[Leaf, ...]) -> None:
@@ -131,9 +139,13 @@ def carry_out(engine: core.Engine, rank: int, *, sums: int = 0, barriers: int = 
     value, out = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32)
     arrays: tuple[core.Buffers, core.Buffers] = (value,), (out,)
     for plan, (inputs, outputs) in [(of_sums, arrays)] * sums + [(of_barriers, ((), ()))] * barriers:
-        job = engine.run(plan, inputs, outputs, 0, None)
-        while job is not None and (state := job.wait(-1)) != core.COMPLETE:
-            assert state == core.KNOCK
+        finish(engine.run(plan, inputs, outputs, 0, None))
+
+
+def finish(job: core.Job | None) -> None:
+    """Wait for what may have knocked, on a machine that is late."""
+    while job is not None and (state := job.wait(-1)) != core.COMPLETE:
+        assert state == core.KNOCK
 
 
 def together(engines: list[core.Engine], body: Callable[[core.Engine, int], None]) -> None:
@@ -227,9 +239,9 @@ def test_messages_of_each_rank_count_once_however_often_the_worker_looks(host: H
     def exchange(engine: core.Engine, rank: int) -> None:
         out = np.empty(COUNT, np.float32)
         for _ in range(100):
-            assert engine.send(1 - rank, 0, (np.ones(COUNT, np.float32),), 0, b"ones", core.BLOCKING) is None
+            finish(engine.send(1 - rank, 0, (np.ones(COUNT, np.float32),), 0, b"ones", core.BLOCKING))
         for _ in range(100 - 20 * rank):  # rank 1 leaves some unread
-            assert engine.receive(1 - rank, 0, (out,), 0, b"ones", core.BLOCKING) is None
+            finish(engine.receive(1 - rank, 0, (out,), 0, b"ones", core.BLOCKING))
 
     for turn in range(1, 4):
         together(engines, exchange)
@@ -259,18 +271,25 @@ def test_where_ranks_stand_is_known_once_the_worker_has_looked(host: Host) -> No
     host.watch.close()
 
 
+def write_last_part(host: Host, size: int) -> int:
+    """Have rank 1, and its session, write so much of its part; the memory's descriptor, which it keeps."""
+    host.watch.offer(host.doorbells.local_ranks[1])
+    _, knockers, _, _ = socket.recv_fds(host.ends[1], messages.MAX_MESSAGE, 1)
+    _, memories, _, _ = socket.recv_fds(host.ends[1], messages.MAX_MESSAGE, 1)
+    os.close(knockers[0])
+    with mmap.mmap(memories[0], 0) as memory:
+        memory[len(memory) - size :] = bytes(size)  # room for letters
+    return memories[0]
+
+
 def test_its_memory_is_charged_and_so_is_what_members_write_into_their_parts(host: Host) -> None:
     fixed = host.budget.used
-    assert 0 < fixed < 16 << 20
-    host.watch.offer(host.doorbells.local_ranks[0])
-    _, knockers, _, _ = socket.recv_fds(host.ends[0], messages.MAX_MESSAGE, 1)
-    _, memories, _, _ = socket.recv_fds(host.ends[0], messages.MAX_MESSAGE, 1)
-    with mmap.mmap(memories[0], 0) as memory:
-        memory[len(memory) - (40 << 20) :] = bytes(40 << 20)  # room for letters
+    assert 0 < fixed < 16 * MIB
+    descriptor = write_last_part(host, 40 * MIB)
     host.watch.look()
-    assert host.budget.used >= 40 << 20 and host.doorbells.local_ranks[1].doorbell is not None
-    for descriptor in (*knockers, *memories):
-        os.close(descriptor)
+    assert host.budget.used >= 40 * MIB and host.ended == []
+    assert all(session.lent_bytes == host.budget.used - fixed for session in host.sessions), "both may have written it"
+    os.close(descriptor)
     host.watch.close()
     assert host.budget.used == 0
     host.budget.limit = fixed - 1
@@ -279,20 +298,37 @@ def test_its_memory_is_charged_and_so_is_what_members_write_into_their_parts(hos
     assert host.budget.used == 0
 
 
-def test_where_that_is_more_than_there_is_the_rank_that_has_written_most_is_let_go(host: Host) -> None:
-    for rank in range(2):
-        host.watch.offer(host.doorbells.local_ranks[rank])
-    _, knockers, _, _ = socket.recv_fds(host.ends[0], messages.MAX_MESSAGE, 1)
-    _, memories, _, _ = socket.recv_fds(host.ends[0], messages.MAX_MESSAGE, 1)
-    with mmap.mmap(memories[0], 0) as memory:
-        memory[len(memory) - (40 << 20) :] = bytes(40 << 20)  # of the last rank
-    host.budget.limit = 20 << 20
+@pytest.mark.parametrize(
+    ("size", "limit", "ended"),
+    [(SESSION_LIMIT - 8 * MIB, 1024 * MIB, []), (SESSION_LIMIT + 8 * MIB, 1024 * MIB, [1]), (40 * MIB, 20 * MIB, [1])],
+    ids=["as much as it may", "more than it may", "more than the worker has"],
+)
+def test_the_session_that_has_written_too_much_is_ended(host: Host, size: int, limit: int, ended: list[int]) -> None:
+    descriptor = write_last_part(host, size)
+    host.budget.limit = limit
     host.watch.look()
-    assert [host.doorbells.local_ranks[rank].closed for rank in range(2)] == [False, True]
-    for descriptor in (*knockers, *memories):
-        os.close(descriptor)
+    assert host.ended == ended
+    os.close(descriptor)
     host.watch.close()
-    assert host.budget.used == 0
+    assert host.budget.used == 0 == host.sessions[0].lent_bytes
+
+
+def test_memory_that_a_rank_keeps_counts_of_its_session_when_the_generation_is_over(host: Host) -> None:
+    descriptor = write_last_part(host, 40 * MIB)
+    host.watch.close()
+    host.sessions[0].close()
+    taken = os.fstat(descriptor).st_blocks * 512
+    assert taken >= 40 * MIB
+    assert host.budget.used == host.budget.lent.retained_bytes == host.sessions[1].lent_bytes == taken
+    with mmap.mmap(descriptor, 0) as memory:
+        memory[40 * MIB : 70 * MIB] = bytes(30 * MIB)
+        host.budget.lent.settle()
+        assert host.sessions[1].lent_bytes >= 70 * MIB and host.ended == []
+        memory[: 60 * MIB] = bytes(60 * MIB)
+        host.budget.lent.settle()
+        assert host.ended == [1], "what it writes later counts too"
+    assert host.budget.used == 0, "what only processes have whose sessions have ended is theirs"
+    os.close(descriptor)
 
 
 def test_generations_add_up(host: Host) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from collectived_proto.ipc.arena import Arena
 from collectived_runtime.engine.base.arenas import ResultArenas
+from collectived_runtime.engine.base.lent import MemoryHolder
 from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted, SessionBudget
-from collectived_runtime.engine.base.retained import ArenaHolder
 
 SIZE = 8 << 20
 LIMIT = 1 << 30
@@ -27,7 +27,7 @@ class Clients:
         self.descriptors: list[int] = []
         self.results = ResultArenas(self.worker, self, lambda: None)
 
-    def list_holders(self) -> list[ArenaHolder]:
+    def list_holders(self) -> list[MemoryHolder]:
         return [session for session in self.sessions if not session.is_closed]
 
     def add_arena(self, arena: Arena) -> None:
@@ -41,8 +41,8 @@ class Clients:
 
     @property
     def retained(self) -> list[int]:
-        self.worker.retained.collect()
-        return [self.worker.used, *(session.retained_bytes for session in self.sessions)]
+        self.worker.lent.settle()
+        return [self.worker.used, *(session.lent_bytes for session in self.sessions)]
 
 
 def keep_descriptor(descriptor: int) -> Callable[[], None]:
@@ -79,9 +79,9 @@ def test_what_a_client_keeps_counts_of_its_session_until_it_lets_go(keep: Callab
     clients.results.acquire(SIZE, [0])
     drop = keep(clients.descriptors.pop())
     clients.results.close()
-    assert clients.retained == [SIZE] * 3 and clients.worker.retained.size == SIZE
+    assert clients.retained == [SIZE] * 3 and clients.worker.lent.retained_bytes == SIZE
     drop()
-    assert clients.retained == [0] * 3 and clients.worker.retained.size == 0
+    assert clients.retained == [0] * 3 and clients.worker.lent.retained_bytes == 0
 
 
 def test_what_nobody_keeps_is_given_back_at_once() -> None:
@@ -107,16 +107,18 @@ def test_a_session_that_keeps_as_much_as_it_may_have_gets_nothing_more() -> None
     session = clients.sessions[0]
     session.acquire(SIZE // 2)
     clients.end_group()
-    with pytest.raises(MemoryExhausted, match=f"{SIZE // 2} are in use and {SIZE} by results of groups that are over"):
+    with pytest.raises(
+        MemoryExhausted, match=f"{SIZE // 2} are in use and {SIZE} by its groups, also by those that are over"
+    ):
         session.acquire(SIZE)
-    assert not session.is_full_of_retained()
+    assert not session.is_used_up_by_groups()
     clients.results = ResultArenas(clients.worker, clients, lambda: None)
     clients.end_group()
-    assert session.is_full_of_retained()
+    assert session.is_used_up_by_groups()
     for descriptor in clients.descriptors:
         os.close(descriptor)
     session.acquire(SIZE)
-    assert not session.is_full_of_retained()
+    assert not session.is_used_up_by_groups()
 
 
 def test_memory_that_nobody_keeps_any_more_is_found_before_anybody_is_refused() -> None:
