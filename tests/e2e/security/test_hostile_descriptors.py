@@ -2,51 +2,124 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from tests.e2e.security.conftest import ROOT, asked, needs_root
+from tests.runtime.limits.test_passed_descriptors import UNKNOWN_OPTION
+
+import collectived as cd
 
 ANN, BOB, CAROL = 54320, 54321, 54322
+Pass = Callable[..., None]
 Worker = Callable[..., dict[str, Any]]
+SOCKETS = 3  # beside gRPC's, that a session of one group has: its own, for its stacks, and the doorbell
+DOORBELL = SOCKETS - 1
+AGAIN = ("ok", "shared memory")
+# What runs a daemon as on a kernel without SO_PASSRIGHTS; its arguments are Python, -P, -m and its name, and its own.
+OLDER_KERNEL = f"""
+import runpy, sys
+from collectived_runtime.limits import passed_descriptors
+passed_descriptors.SO_PASSRIGHTS = {UNKNOWN_OPTION}
+sys.argv[:] = sys.argv[4:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+KERNELS = {"a kernel with SO_PASSRIGHTS": (), "an older kernel": (sys.executable, "-P", "-c", OLDER_KERNEL)}
 pytestmark = [needs_root, pytest.mark.timeout(150)]
 
-# Connects to each path, passes what blocks whoever closes it last, and holds the far end until its input ends.
-HOSTILE = """
+# Passes what blocks whoever closes it last, which is the worker: it is stopped until this process has closed it.
+PASS = """
 import encodings.idna, os, socket, sys
 from tests.runtime.limits.test_passed_descriptors import lingering
-uid, *doors = sys.argv[1:]
-os.setgroups([]); os.setgid(int(uid)); os.setuid(int(uid))
-kept = []
-for path in doors:
-    for times in range(4):
-        s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET if "door" in path else socket.SOCK_STREAM)
-        s.connect(path)
-        one, peer = lingering()
-        kept += [s, peer]
+def pass_lingering(sockets):
+    pairs = [(s, *lingering()) for s in sockets for times in range(4)]
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for s, one, peer in pairs:
         try:
             socket.send_fds(s, [b"x"], [one.fileno()])
             one.close()
-        except PermissionError:  # a kernel that refuses it for the worker
-            kept.append(one)
-print("done", flush=True)
-sys.stdin.read()
-os._exit(0)
+        except PermissionError:  # of a kernel that refuses it for the worker
+            pass
+    print("done", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+"""
+
+# Connects to each path, passes that, and holds the far end until its input ends.
+HOSTILE = f"""{PASS}
+uid, *doors = sys.argv[1:]
+os.setgroups([]); os.setgid(int(uid)); os.setuid(int(uid))
+found = []
+for path in 4 * doors:
+    found.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET if "door" in path else socket.SOCK_STREAM))
+    found[-1].connect(path)
+pass_lingering(found)
+"""
+
+# Opens a session and joins a group, and passes the same at one of the sockets beside gRPC's that it then has.
+HOSTILE_SESSION = f"""{PASS}
+import stat
+from tests.waiting import settle
+import collectived as cd
+def list_sockets():
+    found = []
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                found.append(socket.socket(fileno=os.dup(number)))
+        except OSError:  # of the list itself, and of one that another thread has closed
+            continue
+    return [s for s in found if s.family == socket.AF_UNIX and s.type == socket.SOCK_SEQPACKET]
+uid, address, name, size, rank, which = sys.argv[1:]
+with cd.connect(address) as session, session.join("first", 1) as group:
+    group.all_reduce("sum", 1.0)  # all that is imported late is, before this process becomes that user
+settle(lambda: not list_sockets())
+os.setgroups([]); os.setgid(int(uid)); os.setuid(int(uid))
+session = cd.connect(address)
+group = session.join(name, int(size), rank=int(rank), timeout=20)
+group.barrier(timeout=10)
+doorbell = group._channel._socket.fileno()
+settle(lambda: len(list_sockets()) == {SOCKETS})
+found = sorted(list_sockets(), key=lambda s: os.path.sameopenfile(s.fileno(), doorbell))
+pass_lingering([found[int(which)]])
 """
 
 
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return KERNELS[request.param]
+
+
 @pytest.fixture
-def hostile() -> Iterator[Callable[..., None]]:
+def hostile() -> Iterator[Pass]:
     running: list[subprocess.Popen[str]] = []
 
-    def one(uid: int, *paths: str) -> None:
-        command = [sys.executable, "-c", HOSTILE, str(uid), *paths]
+    def one(program: str, address: str, *words: Any) -> None:
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(address.removeprefix("unix:"))
+            credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        worker = struct.unpack("3i", credentials)[0]
+        command = [sys.executable, "-c", program, *map(str, words)]
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         running.append(process)
-        assert process.stdout is not None and process.stdout.readline() == "done\n"
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "done\n"
+        finally:
+            os.kill(worker, signal.SIGCONT)
 
     yield one
     for process in running:
@@ -55,13 +128,49 @@ def hostile() -> Iterator[Callable[..., None]]:
 
 
 def test_a_worker_serves_on_whatever_its_guests_pass_to_its_sockets(
-    worker: Worker, hostile: Callable[..., None]
+    worker: Worker, hostile: Pass, kernel: tuple[str, ...]
 ) -> None:
-    said = worker("--allow-users", str(ANN), "--allow-users", str(BOB), mode=0o711)
+    said = worker("--allow-users", str(ANN), "--allow-users", str(BOB), mode=0o711, within=kernel)
     grpc_socket = said["address"].removeprefix("unix:")
     door = grpc_socket.replace("worker-0", "door-0")
-    assert asked(said["address"], ANN, "collective")["collective"] == ("ok", "shared memory")
-    hostile(BOB, grpc_socket, door)
+    assert asked(said["address"], ANN, "collective")["collective"] == AGAIN
+    hostile(HOSTILE, said["address"], BOB, grpc_socket, door)
     for uid in (ANN, BOB, 0):
-        assert asked(said["address"], uid, "collective")["collective"] == ("ok", "shared memory")
+        assert asked(said["address"], uid, "collective")["collective"] == AGAIN
     assert asked(said["address"], CAROL, "status")["status"][0] in ("UNAVAILABLE", "UNAUTHENTICATED")
+
+
+def test_a_worker_serves_on_whatever_a_guest_passes_in_its_session_and_to_its_doorbell(
+    worker: Worker, hostile: Pass, kernel: tuple[str, ...]
+) -> None:
+    said = worker("--allow-users", str(ANN), "--allow-users", str(BOB), mode=0o711, within=kernel)
+    with (
+        cd.connect(said["address"]) as session,
+        session.join("honest", 1) as group,
+    ):
+        assert group.all_reduce("sum", 1.0, timeout=10) == 1.0
+        for which in range(SOCKETS):
+            hostile(HOSTILE_SESSION, said["address"], BOB, said["address"], f"hostile-{which}", 1, 0, which)
+            assert group.all_reduce("sum", 1.0, timeout=10) == 1.0
+        for uid in (ANN, BOB, 0):
+            assert asked(said["address"], uid, "collective")["collective"] == AGAIN
+        assert group.all_reduce("sum", 1.0, timeout=10) == 1.0
+
+
+def test_whoever_shares_a_group_with_such_a_guest_is_told_in_time(
+    worker: Worker, hostile: Pass, kernel: tuple[str, ...]
+) -> None:
+    said = worker("--allow-users", str(BOB), mode=0o711, within=kernel)
+    with ThreadPoolExecutor(1) as pool, cd.connect(said["address"]) as session:
+
+        def call() -> None:
+            with session.join("/shared", 2, rank=0, timeout=20) as group:
+                group.barrier(timeout=10)
+                group.barrier(timeout=5)  # to which the other one does not come
+
+        told = pool.submit(call)
+        hostile(HOSTILE_SESSION, said["address"], BOB, said["address"], "/shared", 2, 1, DOORBELL)
+        with pytest.raises((cd.errors.DeadlineExceededError, cd.errors.UnavailableError)) as caught:
+            told.result(20)
+        assert [member.rank for member in caught.value.missing] == [1]
+        assert asked(said["address"], BOB, "collective")["collective"] == AGAIN
