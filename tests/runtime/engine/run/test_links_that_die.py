@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.certificates import Signer
+from tests.runtime.transport.test_link_streams import Pair, tcp_pair, tls_pair
 
+from collectived_proto.tls.files import TlsMaterial, load_material
 from collectived_proto.types import GroupInfo, Member, Peer, Tier
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.base.topology import GroupTopology
@@ -19,11 +24,13 @@ from collectived_runtime.engine.run.links import Links, PeerNetwork
 from collectived_runtime.limits.rejections import RejectionCounters
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.frame import HEADER_BYTES, FrameTemplate
-from collectived_runtime.transport.link import Link, LinkBroken, TcpStream
+from collectived_runtime.transport.link import Link, LinkBroken
 
 KEY, GENERATION = 7, 100
 WATCHED_SECONDS = 0.2
 MOST_TURNS = 10
+TLS_DIALLED, TLS_ACCEPTED = TLS = ("tls, dialled here", "tls, accepted here")
+over_tls = pytest.mark.parametrize("scene", TLS, indirect=True)
 
 
 class Nobody:
@@ -42,7 +49,7 @@ class Nobody:
 class Scene:
     """The links of one worker to another, of which one is there, and its other end."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: Pair) -> None:
         members = tuple(Member(rank, f"CPU:{rank}", rank, f"host{rank}", 1) for rank in range(2))
         peers = tuple(Peer(task, "i", f"host{task}", "127.0.0.1:1", (task,), 0) for task in range(2))
         topology = GroupTopology.from_peers(GroupInfo("g", KEY, GENERATION, members), peers, 0, (Tier("ring"),), False)
@@ -53,17 +60,25 @@ class Scene:
             self.broken.append,
             lambda link, frame: None,
         )
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            self.other = socket.create_connection(listener.getsockname())
-            mine, _ = listener.accept()
-        self.link = Link(1, 0, TcpStream(mine))
+        mine, self.other = streams
+        self.link = Link(1, 0, mine)
         self.links.add(self.link)
         self.used: dict[Link, int] = {}
 
     def hear(self, data: bytes) -> None:
         """The other end says something, which is read as far as the state wants it."""
-        self.other.sendall(data)
-        select.select([self.link.stream.fileno()], [], [], 10)
+        assert self.other.send([data]) == len(data)
+        select.select([self.link.stream], [], [], 10)
+
+    def hear_raw(self, data: bytes) -> None:
+        """The same below TLS."""
+        with self.raw() as below:
+            below.sendall(data)
+        select.select([self.link.stream], [], [], 10)
+
+    def raw(self) -> socket.socket:
+        """The other end's socket, once more."""
+        return socket.socket(fileno=os.dup(self.other.fileno()))
 
     def turn(self, seconds: float) -> None:
         self.links.update_watches(self.used)
@@ -85,14 +100,23 @@ class Scene:
         self.other.close()
 
 
-@pytest.fixture
-def scene() -> Iterator[Scene]:
-    made = Scene()
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> TlsMaterial:
+    return load_material(Signer(tmp_path_factory.mktemp("certificates")).issue("host"))
+
+
+@pytest.fixture(params=["tcp", TLS_DIALLED, TLS_ACCEPTED])
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    dialled, accepted = tcp_pair() if request.param == "tcp" else tls_pair(request.getfixturevalue("material"))
+    pair = (dialled, accepted) if request.param == TLS_DIALLED else (accepted, dialled)
+    made = Scene(pair)
     yield made
     made.close()
 
 
 BYE = frames.encode_bye(KEY, GENERATION)
+RECORD_BYTES = 16 << 10
+RECORD_HEADER = struct.pack(">BHH", 23, 0x0303, RECORD_BYTES)  # of data, which is to follow
 LATER = FrameTemplate(KEY, GENERATION, 99, 0, 0, bytes(8), bytes(8)).header(0, 0, 64)
 
 
@@ -159,7 +183,8 @@ def close(scene: Scene) -> None:
 
 
 def reset(scene: Scene) -> None:
-    scene.other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with scene.raw() as below:
+        below.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     scene.other.close()
 
 
@@ -190,6 +215,62 @@ def test_the_end_of_a_link_that_nobody_waits_for_is_told_once(
     scene: Scene, state: str, die: Callable[[Scene], None]
 ) -> None:
     STATES[state](scene)
+    die(scene)
+    scene.count_turns()
+    assert [error.peer for error in scene.broken] == [1] and not list(scene.links)
+
+
+def idle_amid_a_record(scene: Scene) -> None:
+    scene.hear_raw(RECORD_HEADER)
+    scene.turn(0.0)
+
+
+def parked_amid_a_record(scene: Scene) -> None:
+    parked(scene)
+    scene.hear_raw(RECORD_HEADER)
+    scene.turn(0.0)
+
+
+def say_nonsense(scene: Scene) -> None:
+    """What no TLS is, of a length that it might have; the connection goes on."""
+    scene.hear_raw(RECORD_HEADER + bytes(RECORD_BYTES))
+
+
+def say_goodbye(scene: Scene) -> None:
+    """As TLS ends in order."""
+    ends = scene.other._socket  # type: ignore[attr-defined]  # a TlsStream has no such farewell
+    with contextlib.suppress(ssl.SSLWantReadError):
+        ends.unwrap()
+    select.select([scene.link.stream], [], [], 10)
+
+
+@over_tls
+@pytest.mark.parametrize("die", [close, reset, close_both_ways])
+@pytest.mark.parametrize("state", [idle_amid_a_record, parked_amid_a_record])
+def test_a_link_that_dies_amid_a_record_does_not_keep_the_loop_awake(
+    scene: Scene, state: Callable[[Scene], None], die: Callable[[Scene], None]
+) -> None:
+    state(scene)
+    die(scene)
+    assert scene.count_turns() <= MOST_TURNS
+
+
+@over_tls
+@pytest.mark.parametrize("die", [say_nonsense, say_goodbye])
+@pytest.mark.parametrize("state", STATES)
+def test_what_ends_tls_alone_does_not_keep_the_loop_awake(
+    scene: Scene, state: str, die: Callable[[Scene], None]
+) -> None:
+    test_a_link_that_dies_does_not_keep_the_loop_awake(scene, state, die)
+
+
+@over_tls
+@pytest.mark.parametrize("die", [say_nonsense, say_goodbye])
+@pytest.mark.parametrize("state", [idle, idle_amid_a_header])
+def test_what_ends_tls_alone_is_told_once(
+    scene: Scene, state: Callable[[Scene], None], die: Callable[[Scene], None]
+) -> None:
+    state(scene)
     die(scene)
     scene.count_turns()
     assert [error.peer for error in scene.broken] == [1] and not list(scene.links)
