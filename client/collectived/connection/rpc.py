@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import secrets
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -103,6 +103,7 @@ class JoinedGroup:
     has_segment: bool  # the ranks meet in shared memory
 
 
+_JOIN_TOKEN_BYTES = 16
 _GIVE_UP_SECONDS = 0.09  # in which a worker hears that a place is given up; Ctrl-C is to be over within 0.1
 _T = TypeVar("_T")
 
@@ -276,17 +277,21 @@ class WorkerClient:
             last_instance=wish.last_instance,
             idle=wish.idle,
             segment=_has_native_core(),
+            token=secrets.token_bytes(_JOIN_TOKEN_BYTES),
         )
-        told: deque[worker_pb2.JoinEvent] = deque(maxlen=1)  # the latest, whether anybody has taken it or not
+        refusals: list[CollectiveError] = []  # of the worker: then there is no place
+
+        def refuse(error: Exception) -> CollectiveError:
+            refusals.append(self.map_error(error))
+            return refusals[-1]
+
         try:
-            with self._track_rpc(
-                lambda: self._stub.Join(request, metadata=self._metadata), self.map_error, look=told.append
-            ) as exchange:
+            with self._track_rpc(lambda: self._stub.Join(request, metadata=self._metadata), refuse) as exchange:
                 return enter(self._await_join(exchange, wish, say))
-        except BaseException:
-            if told and told[-1].HasField("joined"):
+        except BaseException as error:
+            if not any(error is refusal for refusal in refusals):  # else the answer may be on its way
                 with contextlib.suppress(CollectiveError):  # the session's end is the end of the place, too
-                    self.leave(session, told[-1].joined.group.key, told[-1].joined.rank, _GIVE_UP_SECONDS)
+                    self._leave(worker_pb2.LeaveRequest(session=session, join=request.token), _GIVE_UP_SECONDS)
             raise
 
     def _await_join(self, exchange: RpcThread, wish: JoinRequest, say: Callable[[str], None]) -> JoinedGroup:
@@ -380,7 +385,9 @@ class WorkerClient:
         Raises:
             CollectiveError: the worker does not answer within so many seconds; it may still hear of it.
         """
-        request = worker_pb2.LeaveRequest(session=session, key=key, rank=rank)
+        return self._leave(worker_pb2.LeaveRequest(session=session, key=key, rank=rank), within)
+
+    def _leave(self, request: worker_pb2.LeaveRequest, within: float) -> common_pb2.Verdict | None:
         exchange = RpcThread(
             lambda: self._stub.Leave.future(request, timeout=_RPC_TIMEOUT, metadata=self._metadata),
             self.map_error,
@@ -425,16 +432,12 @@ class WorkerClient:
         start: Callable[[], Any],
         ours: Callable[[Exception], CollectiveError],
         answer: Callable[[Any], Any] | None = None,
-        look: Callable[[Any], None] = lambda event: None,
     ) -> Iterator[RpcThread]:
-        """An RPC that the caller waits for, until the session is closed; ended with the block.
-
-        `look` sees every answer of a stream, whether anybody takes it or not.
-        """
+        """An RPC that the caller waits for, until the session is closed; ended with the block."""
         with self._lock:
             if self._cancel_reason:
                 raise CancelledError(self._cancel_reason)
-            exchange = RpcThread(start, ours, answer, look)
+            exchange = RpcThread(start, ours, answer)
             try:
                 self._pending_rpcs.add(exchange)
             except BaseException:

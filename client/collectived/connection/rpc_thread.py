@@ -82,7 +82,7 @@ class RpcThread:
         start: Callable[[], Any],
         ours: Callable[[Exception], Exception],
         answer: Callable[[Any], Any] | None = None,
-        intercept: Callable[[Any], bool | None] = lambda event: False,
+        intercept: Callable[[Any], bool] = lambda event: False,
     ) -> None:
         self._intercept = intercept
         self._responses: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -64,7 +64,7 @@ class SessionOpened(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., worker: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., door: _Optional[str] = ..., token: _Optional[bytes] = ..., gpus: _Optional[_Iterable[str]] = ..., openings: _Optional[int] = ..., stack_token: _Optional[bytes] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("session", "name", "min_size", "max_size", "settle_seconds", "rank", "device", "timeout_seconds", "last_instance", "idle", "segment")
+    __slots__ = ("session", "name", "min_size", "max_size", "settle_seconds", "rank", "device", "timeout_seconds", "last_instance", "idle", "segment", "token")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MIN_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,7 @@ class JoinRequest(_message.Message):
     LAST_INSTANCE_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     name: str
     min_size: int
@@ -87,7 +88,8 @@ class JoinRequest(_message.Message):
     last_instance: int
     idle: bool
     segment: bool
-    def __init__(self, session: _Optional[bytes] = ..., name: _Optional[str] = ..., min_size: _Optional[int] = ..., max_size: _Optional[int] = ..., settle_seconds: _Optional[float] = ..., rank: _Optional[int] = ..., device: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., last_instance: _Optional[int] = ..., idle: bool = ..., segment: bool = ...) -> None: ...
+    token: bytes
+    def __init__(self, session: _Optional[bytes] = ..., name: _Optional[str] = ..., min_size: _Optional[int] = ..., max_size: _Optional[int] = ..., settle_seconds: _Optional[float] = ..., rank: _Optional[int] = ..., device: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., last_instance: _Optional[int] = ..., idle: bool = ..., segment: bool = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class JoinEvent(_message.Message):
     __slots__ = ("progress", "joined")
@@ -244,14 +246,16 @@ class AbortReply(_message.Message):
     def __init__(self) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("session", "key", "rank")
+    __slots__ = ("session", "key", "rank", "join")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     key: int
     rank: int
-    def __init__(self, session: _Optional[bytes] = ..., key: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
+    join: bytes
+    def __init__(self, session: _Optional[bytes] = ..., key: _Optional[int] = ..., rank: _Optional[int] = ..., join: _Optional[bytes] = ...) -> None: ...
 
 class LeaveReply(_message.Message):
     __slots__ = ("unseen",)

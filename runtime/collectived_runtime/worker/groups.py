@@ -12,7 +12,7 @@ import secrets
 import weakref
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from collectived_proto.codec import (
     group_from_proto,
@@ -23,21 +23,17 @@ from collectived_proto.codec import (
     tiers_from_proto,
     verdict_to_proto,
 )
-from collectived_proto.devices import DeviceName
 from collectived_proto.errors import (
     Code,
     InvalidArgumentError,
-    NotFoundError,
-    PermissionDeniedError,
     ResourceExhaustedError,
-    error_class,
 )
 from collectived_proto.group_codec import compact_verdict_from_proto, formed_from_bytes
 from collectived_proto.ipc.messages import TOKEN_BYTES
-from collectived_proto.types import RankPosition, Report, ReportKind, unscoped_name
+from collectived_proto.types import RankPosition, Report, ReportKind, Verdict, unscoped_name
 from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_proto.v1 import coordinator_pb2 as pb
-from collectived_runtime.auth.acl import AclRule, is_permitted
+from collectived_runtime.auth.acl import AclRule
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.failure.reporter import CoordinatorAccess
@@ -48,42 +44,18 @@ from collectived_runtime.limits.quota_settings import Quotas
 from collectived_runtime.limits.rejections import Limit, format_limit_error
 from collectived_runtime.transport.connections import TOKEN_SECONDS, ConnectionServer
 from collectived_runtime.worker import link_probe
+from collectived_runtime.worker.joins import ClientJoin, ClientJoins, WorkerPlace, make_join_ask
 from collectived_runtime.worker.observe.totals import LoopTotals
-from collectived_runtime.worker.prepared import PreparedCache, check_name
+from collectived_runtime.worker.prepared import PreparedCache
 from collectived_runtime.worker.remote_ranks.remote_rank import RemoteRankSession
 from collectived_runtime.worker.remote_ranks.submit import RemoteRank
-from collectived_runtime.worker.sessions import Session
+from collectived_runtime.worker.sessions import HeldRank, Session, disconnect_rank
 
 log = logging.getLogger("collectived.worker")
 
 IDLE_RELEASE_SECONDS = 10.0  # after which a group that does nothing gives its memory back
-AWAY_NOTICE_SECONDS = 2.0  # after which a client that joins is told that the coordinator is away, if it is
 # What group loops and local ranks need of the system is not there: descriptors, memory, or (RuntimeError) a thread.
 RESOURCE_ERRORS = (OSError, MemoryError, RuntimeError)
-COORDINATOR_AWAY = "the coordinator cannot be reached; the join waits for it"
-
-JoinAnswer = worker_pb2.JoinEvent | pb.JoinRefused
-
-
-@dataclass(slots=True)
-class _PendingJoin:
-    request: pb.JoinAsk
-    session: Session
-    takes_segment: bool  # its client can carry out collectives itself
-    answers: asyncio.Queue[JoinAnswer] = field(default_factory=asyncio.Queue)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """Where the clients of a worker are: on which host, and on which of its devices."""
-
-    task: int
-    host: str
-    devices: tuple[DeviceName, ...]
-
-    @property
-    def name(self) -> str:
-        return f"/job:worker/task:{self.task}"
 
 
 class Groups:
@@ -117,12 +89,11 @@ class Groups:
         self._is_connected = is_connected
         self._rules = rules
         self._loop = asyncio.get_running_loop()
-        self._pending_joins: dict[str, _PendingJoin] = {}
+        self.client_joins = ClientJoins(send, is_connected)
         # By group key and the generation in which the group loop began; ranks for which none could be made, and why.
         self._group_loops: dict[tuple[int, int], GroupLoop] = {}
         self._rejected_ranks: dict[tuple[int, int], dict[int, str]] = {}
         self.totals = LoopTotals()
-        self.join_outcomes: Counter[str] = Counter()  # that ended, by outcome
         self._last_formed = (b"", pb.Formed())  # read last: all local ranks of a generation are told the same
         self.stall_after = 1.0
         self.lost_after = 10.0
@@ -139,18 +110,38 @@ class Groups:
         Raises:
             CollectiveError: refused, by this worker or by the coordinator.
         """
-        ask = self._make_join_request(session, request)
+        ask = make_join_ask(session, request, self._place, self._rules)
         with session.acquire_join_slot():
             self._check_quotas(ask.name)
             self._joins_by_name[ask.name] += 1
             try:
-                async with contextlib.aclosing(self._await_join(session, ask, request.segment)) as events:
+                join = ClientJoin(ask, session, request.segment, request.token)
+                async with contextlib.aclosing(self.client_joins.wait(join)) as events:
                     async for event in events:
                         yield event
             finally:
                 self._joins_by_name[ask.name] -= 1
                 if not self._joins_by_name[ask.name]:
                     del self._joins_by_name[ask.name]
+
+    async def leave(self, session: Session, request: worker_pb2.LeaveRequest) -> Verdict | None:
+        """Have a rank submit nothing more; a verdict that it has not been given.
+
+        Raises:
+            NotFoundError: the session does not hold that rank.
+        """
+        if request.join:
+            self.client_joins.withdraw(session, request.join)
+            held = session.find_rank_of_join(request.join)
+        else:
+            held = session.find_held_rank(request.key, request.rank)
+        if held is None:
+            return None
+        if held.remote_rank is not None:
+            return await held.remote_rank.remote.leave()
+        # Others leave by their doorbell; this one could not, or not yet, use it.
+        disconnect_rank(held, "it gave up its place while it entered the group")
+        return None
 
     def _check_quotas(self, name: str) -> None:
         """Raise ResourceExhaustedError where there are as many groups, or descriptors, as there may be."""
@@ -165,96 +156,6 @@ class Groups:
             what, advice = "this worker has nearly no descriptors left", "close sessions that are not needed"
             raise ResourceExhaustedError(format_limit_error(what, most.descriptors, "the limit of open files", advice))
 
-    async def _await_join(
-        self, session: Session, ask: pb.JoinAsk, takes_segment: bool
-    ) -> AsyncGenerator[worker_pb2.JoinEvent]:
-        join = _PendingJoin(ask, session, takes_segment)
-        outcome = "withdrawn"
-        self._pending_joins[join.request.request] = join
-        self._send(pb.WorkerMessage(join=join.request))
-        ended = asyncio.ensure_future(session.ended.wait())
-        try:
-            while True:
-                answer = asyncio.ensure_future(join.answers.get())
-                try:
-                    await asyncio.wait(
-                        {answer, ended}, timeout=AWAY_NOTICE_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    if not answer.done() and not ended.done() and not self._is_connected():
-                        yield worker_pb2.JoinEvent(progress=worker_pb2.JoinProgress(text=COORDINATOR_AWAY))
-                finally:
-                    answer.cancel()  # which changes nothing where it is there
-                if not answer.done() and not ended.done():
-                    continue
-                if answer.cancelled() or not answer.done():
-                    raise session.ended_error
-                event = answer.result()
-                if isinstance(event, pb.JoinRefused):
-                    outcome = "refused"
-                    raise error_class(event.code)(event.message)
-                if event.HasField("joined"):
-                    outcome = "granted"  # its client may hang up as soon as it has heard
-                yield event
-                if event.HasField("joined"):
-                    return
-        finally:
-            ended.cancel()
-            self.join_outcomes[outcome] += 1
-            if self._pending_joins.pop(join.request.request, None) is not None:
-                cancel = pb.JoinCancel(request=join.request.request, reason="the client has withdrawn")
-                self._send(pb.WorkerMessage(join_cancel=cancel))
-
-    def _make_join_request(self, session: Session, request: worker_pb2.JoinRequest) -> pb.JoinAsk:
-        if not request.name:
-            raise InvalidArgumentError("a group needs a name")
-        check_name("the name of a group", request.name)
-        check_name("device", request.device)
-        if not 1 <= request.min_size <= request.max_size:
-            raise InvalidArgumentError(
-                f"a group's size must be at least 1 and its minimum at most its maximum, "
-                f"got {request.min_size} to {request.max_size}"
-            )
-        client = session.client
-        scoped = request.name if request.name.startswith("/") else f"{client.job}/{request.name}"
-        if not is_permitted(self._rules, scoped, session.caller):
-            raise PermissionDeniedError(
-                f"group {request.name!r} is for those whom a rule of this worker names, and you are not among them: "
-                "ask whoever runs it (`group_rules`), or choose another name"
-            )
-        ask = pb.JoinAsk(
-            request=f"{self._task}-{secrets.token_hex(8)}",
-            name=scoped,
-            min_size=request.min_size,
-            max_size=request.max_size,
-            settle_seconds=request.settle_seconds,
-            device=str(self._choose_device(session, request.device)),
-            host=self._place.host,
-            pid=client.pid,
-            label=client.label,
-            idle=request.idle,
-        )
-        if request.HasField("rank"):
-            ask.rank = request.rank
-        if request.HasField("last_instance"):
-            ask.last_instance = request.last_instance
-        return ask
-
-    def _choose_device(self, session: Session, text: str) -> DeviceName:
-        """The device that is asked for, of those that the session may have; without one the first."""
-        if not text:
-            if not session.devices:
-                raise PermissionDeniedError("no device of this worker is for you: ask whoever runs it (`device_rules`)")
-            return session.devices[0]
-        try:
-            device = DeviceName.parse(text, self._task)
-        except ValueError as error:
-            raise InvalidArgumentError(str(error)) from None
-        if device not in session.devices:
-            offered = ", ".join(known.short for known in session.devices) or "none"
-            elsewhere = " for this session" if device in self._place.devices else ""
-            raise NotFoundError(f"{text!r} is not a device of worker {self._task}{elsewhere}, which has {offered}")
-        return device
-
     # From the coordinator
 
     def handle_message(self, message: pb.CoordinatorMessage) -> None:
@@ -262,9 +163,9 @@ class Groups:
             case "join_update":
                 update = message.join_update
                 progress = worker_pb2.JoinProgress(present=update.present, expected=update.expected, text=update.text)
-                self._answer_join(update.request, worker_pb2.JoinEvent(progress=progress))
+                self.client_joins.answer(update.request, worker_pb2.JoinEvent(progress=progress))
             case "join_refused":
-                self._answer_join(message.join_refused.request, message.join_refused)
+                self.client_joins.answer(message.join_refused.request, message.join_refused)
             case "join_done":
                 self._on_join_done(message.join_done)
             case "verdict":
@@ -285,8 +186,7 @@ class Groups:
 
     def resend_joins(self) -> None:
         """The coordinator may have forgotten the joins under way, which it knows by their request, and who has gone."""
-        for join in self._pending_joins.values():
-            self._send(pb.WorkerMessage(join=join.request))
+        self.client_joins.resend()
         for group_loop in self._group_loops.values():
             group_loop.resend_reports()
 
@@ -302,11 +202,6 @@ class Groups:
             for group_loop in self._group_loops.values()
         ]
 
-    def _answer_join(self, request: str, answer: JoinAnswer) -> None:
-        join = self._pending_joins.get(request)
-        if join is not None:
-            join.answers.put_nowait(answer)
-
     def _apply_verdict(self, ruling: common_pb2.Verdict) -> None:
         for (key, _), group_loop in list(self._group_loops.items()):
             if key == ruling.key:
@@ -318,9 +213,9 @@ class Groups:
             formed = self._parse_formed(done.formed)
         except InvalidArgumentError as error:
             refused = pb.JoinRefused(code=Code.INTERNAL, message=f"from the coordinator: {error}")
-            self._answer_join(done.request, refused)
+            self.client_joins.answer(done.request, refused)
             return
-        join = self._pending_joins.pop(done.request, None)
+        join = self.client_joins.take(done.request)
         try:
             group_loop = self._get_or_create_loop(formed)
         except Exception as error:
@@ -335,7 +230,7 @@ class Groups:
         joined.group.name = group_loop.name
         try:
             if join.session.is_remote:
-                self._add_remote_rank(join.session, group_loop, done.rank)
+                self._add_remote_rank(join, group_loop, done.rank)
             else:
                 joined.door = self._connection_server.unix_path
                 joined.segment = group_loop.may_use_segment and join.takes_segment
@@ -360,7 +255,7 @@ class Groups:
                 group_loop.mark_absent(rank, why)
         return group_loop
 
-    def _reject_rank(self, rank: int, join: _PendingJoin | None, formed: pb.Formed, error: Exception) -> None:
+    def _reject_rank(self, rank: int, join: ClientJoin | None, formed: pb.Formed, error: Exception) -> None:
         """There is no group loop for this rank; the others hear of it at once, for they would wait for it."""
         group = formed.group
         why = self._refuse_join(rank, join, unscoped_name(group.name), error)
@@ -370,7 +265,7 @@ class Groups:
         if turned_away.keys() >= {rank for peer in formed.peers if peer.task == self._task for rank in peer.ranks}:
             del self._rejected_ranks[group.key, group.generation]  # nobody is left who might get a group loop
 
-    def _refuse_join(self, rank: int, join: _PendingJoin | None, name: str, error: Exception) -> str:
+    def _refuse_join(self, rank: int, join: ClientJoin | None, name: str, error: Exception) -> str:
         """Tell a rank that it cannot have its place; return why, for the others."""
         code, why, advice = Code.INTERNAL, f"a defect of collectived: {type(error).__name__}: {error}", ""
         if isinstance(error, RESOURCE_ERRORS):
@@ -389,7 +284,7 @@ class Groups:
             self._last_formed = (formed, formed_from_bytes(formed))
         return self._last_formed[1]
 
-    def _add_local_rank(self, join: _PendingJoin, group_loop: GroupLoop, rank: int) -> bytes:
+    def _add_local_rank(self, join: ClientJoin, group_loop: GroupLoop, rank: int) -> bytes:
         """Add a rank that is to connect its doorbell; the token that admits this."""
         session = join.session
         member = group_loop.topology.group.members[rank]
@@ -399,15 +294,16 @@ class Groups:
         local_rank.uid, local_rank.takes_segment = session.uid, join.takes_segment
         local_rank.sample_stack = functools.partial(session.sample_stack, self._loop)
         group_loop.add_local_rank(local_rank)
-        session.add_held_rank(group_loop, rank)
+        session.add_held_rank(HeldRank(group_loop, rank, join.token))
         token = secrets.token_bytes(TOKEN_BYTES)
         self._connection_server.admit(token, functools.partial(group_loop.attach_doorbell, rank), session.uid)
         watched = weakref.ref(group_loop), weakref.ref(local_rank)
         self._loop.call_later(TOKEN_SECONDS, _disconnect_without_doorbell, *watched)
         return token
 
-    def _add_remote_rank(self, session: Session, group_loop: GroupLoop, rank: int) -> None:
+    def _add_remote_rank(self, join: ClientJoin, group_loop: GroupLoop, rank: int) -> None:
         """Add a rank whose client submits over gRPC."""
+        session = join.session
         group = replace(group_loop.topology.group, name=group_loop.name)
         remote = RemoteRankSession(
             group,
@@ -421,7 +317,8 @@ class Groups:
         local_rank = LocalRank(rank, group.members[rank], remote.uploads.resolve_memory, -1, outlet=remote)
         local_rank.sample_stack = functools.partial(session.sample_stack, self._loop)
         group_loop.add_local_rank(local_rank)
-        session.add_held_rank(group_loop, rank, RemoteRank(remote, PreparedCache(group_loop, local_rank)))
+        submitting = RemoteRank(remote, PreparedCache(group_loop, local_rank))
+        session.add_held_rank(HeldRank(group_loop, rank, join.token, submitting))
 
     def _query_position(self, query: pb.Query) -> None:
         answer = functools.partial(self._send_position, query)

@@ -65,7 +65,8 @@ from collectived_runtime.worker import devices, link_probe
 from collectived_runtime.worker.coordinator_client import CoordinatorClient, CoordinatorEndpoint, enlist
 from collectived_runtime.worker.devices import GetNccl, default_memory_limit, exit_for_restart, load_nccl
 from collectived_runtime.worker.draining import DrainState
-from collectived_runtime.worker.groups import Groups, WorkerPlace
+from collectived_runtime.worker.groups import Groups
+from collectived_runtime.worker.joins import WorkerPlace
 from collectived_runtime.worker.observe import otel
 from collectived_runtime.worker.observe.looks import look
 from collectived_runtime.worker.observe.status import (
@@ -211,17 +212,14 @@ class _Worker:
 
     def _create_connection_server(self, task: int) -> ConnectionServer:
         """Return where clients and links come in from here on."""
+        most, logins = max(1, self.settings.max_handshakes), self.authenticator.login_throttle
+        limits = AcceptLimits(self.rejections, logins, most, self.descriptor_limit)
         reception = ConnectionServer(
             task,
             self.settings.secret,
             self.local_socket_path,
             parse_address(self.settings.link_listen),
-            AcceptLimits(
-                self.rejections,
-                self.authenticator.login_throttle,
-                max(1, self.settings.max_handshakes),
-                self.descriptor_limit,
-            ),
+            limits,
             self.tls.get_link_contexts if self.tls.is_mutual else None,
         )
         reception.set_probe_handler(link_probe.ProbeServer().serve_in_thread)
@@ -314,7 +312,8 @@ class _Worker:
         from collectived_runtime.metrics.route import create_metrics_server  # most workers serve none
         from collectived_runtime.worker.observe.metrics import NetworkCounts, WorkerMetrics
 
-        parts = self.groups.totals, self.groups.join_outcomes, self.sessions, self.budget, self.coordinator_client
+        groups, client = self.groups, self.coordinator_client
+        parts = groups.totals, groups.client_joins.outcomes, self.sessions, self.budget, client
         secure = self.tls.get_http_context if self.tls.has_server_tls else None
         network = NetworkCounts(self.authenticator.reject_counts, self.rejections, self.connection_server.links_opened)
         source = WorkerMetrics(self.identity.task, *parts, network)

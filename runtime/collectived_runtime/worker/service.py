@@ -38,7 +38,7 @@ from collectived_runtime.worker.prepared import (
     run_or_offload,
 )
 from collectived_runtime.worker.remote_ranks.submit import RemoteRank, handle_submit, skip_requests
-from collectived_runtime.worker.sessions import Client, Session, Sessions, disconnect_rank
+from collectived_runtime.worker.sessions import Client, Session, Sessions
 
 MAX_NAME_CHARS = 128  # characters of a label or host that others are shown
 MAX_VISIBLE_GPUS_CHARS = 4096  # characters of CUDA_VISIBLE_DEVICES
@@ -233,11 +233,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     async def Leave(
         self, request: worker_pb2.LeaveRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.LeaveReply:
-        held = self._sessions.find(request.session).find_held_rank(request.key, request.rank)
-        if held.remote_rank is None:  # others leave by their doorbell; this one could not, or not yet, use it
-            disconnect_rank(held, "it gave up its place while it entered the group")
-            return worker_pb2.LeaveReply()
-        unseen = await held.remote_rank.remote.leave()
+        unseen = await self._groups.leave(self._sessions.find(request.session), request)
         return worker_pb2.LeaveReply(unseen=verdict_to_proto(unseen) if unseen is not None else None)
 
     @_translate_errors

@@ -67,6 +67,7 @@ class HeldRank:
 
     group_loop: GroupLoop
     rank: int
+    join: bytes = b""  # the token of the join by which it came; empty: it had none
     remote_rank: RemoteRank | None = None
 
 
@@ -221,12 +222,16 @@ class Session:
         finally:
             self.pending_joins -= 1
 
-    def add_held_rank(self, group_loop: GroupLoop, rank: int, remote_rank: RemoteRank | None = None) -> None:
+    def add_held_rank(self, held: HeldRank) -> None:
         """The session has become a rank; if it has ended meanwhile, the others hear of it at once."""
         self.held_ranks = [known for known in self.held_ranks if not known.group_loop.local_ranks[known.rank].closed]
-        self.held_ranks.append(HeldRank(group_loop, rank, remote_rank))
+        self.held_ranks.append(held)
         if self.ended.is_set():
-            disconnect_rank(self.held_ranks[-1], self._end_reason)
+            disconnect_rank(held, self._end_reason)
+
+    def find_rank_of_join(self, token: bytes) -> HeldRank | None:
+        """The rank that came by the join of that token."""
+        return next((holding for holding in self.held_ranks if holding.join == token), None)
 
     def find_held_rank(self, key: int, rank: int) -> HeldRank:
         """What it holds of that rank of a group, the latest; raises NotFoundError where it does not hold it."""

@@ -24,7 +24,8 @@ from collectived_runtime.engine.loop.context import WorkerResources
 from collectived_runtime.engine.run.fold_pool import FoldPool
 from collectived_runtime.limits.rejections import Limit, RejectionCounters
 from collectived_runtime.transport.connections import ConnectionServer
-from collectived_runtime.worker.groups import Groups, WorkerPlace
+from collectived_runtime.worker.groups import Groups
+from collectived_runtime.worker.joins import WorkerPlace
 from collectived_runtime.worker.sessions import Client, Session
 
 DEVICE = DeviceName(0, "CPU", 0)

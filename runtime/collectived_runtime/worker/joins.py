@@ -1,0 +1,194 @@
+"""Joins under way: what clients of this worker ask of the coordinator, and its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from collectived_proto.devices import DeviceName
+from collectived_proto.errors import Code, InvalidArgumentError, NotFoundError, PermissionDeniedError, error_class
+from collectived_proto.v1 import coordinator_pb2 as pb
+from collectived_proto.v1 import worker_pb2
+from collectived_runtime.auth.acl import AclRule, is_permitted
+from collectived_runtime.worker.prepared import check_name
+from collectived_runtime.worker.sessions import Session
+
+AWAY_NOTICE_SECONDS = 2.0  # after which a client that joins is told that the coordinator is away, if it is
+COORDINATOR_AWAY = "the coordinator cannot be reached; the join waits for it"
+
+JoinAnswer = worker_pb2.JoinEvent | pb.JoinRefused
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """Where the clients of a worker are: on which host, and on which of its devices."""
+
+    task: int
+    host: str
+    devices: tuple[DeviceName, ...]
+
+    @property
+    def name(self) -> str:
+        return f"/job:worker/task:{self.task}"
+
+
+@dataclass(slots=True)
+class ClientJoin:
+    """One of them.
+
+    Attributes:
+        takes_segment: its client can carry out collectives itself.
+        token: by which its client gives it up; empty: not at all.
+    """
+
+    request: pb.JoinAsk
+    session: Session
+    takes_segment: bool
+    token: bytes = b""
+    answers: asyncio.Queue[JoinAnswer] = field(default_factory=asyncio.Queue)
+
+
+class ClientJoins:
+    """All of one worker, in its event loop.
+
+    Args:
+        send: sends a message to the coordinator.
+        is_connected: whether the coordinator can be reached.
+
+    Attributes:
+        outcomes: how many have ended, by outcome.
+    """
+
+    def __init__(self, send: Callable[[pb.WorkerMessage], None], is_connected: Callable[[], bool]) -> None:
+        self._send = send
+        self._is_connected = is_connected
+        self._joins: dict[str, ClientJoin] = {}  # by their names with the coordinator
+        self.outcomes: Counter[str] = Counter()
+
+    async def wait(self, join: ClientJoin) -> AsyncGenerator[worker_pb2.JoinEvent]:
+        """Ask the coordinator; progress, then Joined.
+
+        Raises:
+            CollectiveError: the coordinator refuses, or the session has ended.
+        """
+        outcome = "withdrawn"
+        self._joins[join.request.request] = join
+        self._send(pb.WorkerMessage(join=join.request))
+        ended = asyncio.ensure_future(join.session.ended.wait())
+        try:
+            while True:
+                answer = asyncio.ensure_future(join.answers.get())
+                try:
+                    await asyncio.wait(
+                        {answer, ended}, timeout=AWAY_NOTICE_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    if not answer.done() and not ended.done() and not self._is_connected():
+                        yield worker_pb2.JoinEvent(progress=worker_pb2.JoinProgress(text=COORDINATOR_AWAY))
+                finally:
+                    answer.cancel()  # which changes nothing where it is there
+                if not answer.done() and not ended.done():
+                    continue
+                if answer.cancelled() or not answer.done():
+                    raise join.session.ended_error
+                event = answer.result()
+                if isinstance(event, pb.JoinRefused):
+                    outcome = "refused"
+                    raise error_class(event.code)(event.message)
+                if event.HasField("joined"):
+                    outcome = "granted"  # its client may hang up as soon as it has heard
+                yield event
+                if event.HasField("joined"):
+                    return
+        finally:
+            ended.cancel()
+            self.outcomes[outcome] += 1
+            if self.take(join.request.request) is not None:
+                self._cancel(join)
+
+    def answer(self, request: str, answer: JoinAnswer) -> None:
+        """Give one an answer; one that is not known any more is ignored."""
+        if (join := self._joins.get(request)) is not None:
+            join.answers.put_nowait(answer)
+
+    def take(self, request: str) -> ClientJoin | None:
+        """One that waits no more; None where it is not known any more."""
+        return self._joins.pop(request, None)
+
+    def withdraw(self, session: Session, token: bytes) -> None:
+        """Give the joins of that token up."""
+        for name, join in [one for one in self._joins.items() if one[1].session is session and one[1].token == token]:
+            del self._joins[name]
+            self._cancel(join)
+            join.answers.put_nowait(pb.JoinRefused(code=Code.CANCELLED, message="its client has given this join up"))
+
+    def _cancel(self, join: ClientJoin) -> None:
+        cancel = pb.JoinCancel(request=join.request.request, reason="the client has withdrawn")
+        self._send(pb.WorkerMessage(join_cancel=cancel))
+
+    def resend(self) -> None:
+        """The coordinator may have forgotten them; it knows by their names those that it has not."""
+        for join in self._joins.values():
+            self._send(pb.WorkerMessage(join=join.request))
+
+
+def make_join_ask(
+    session: Session, request: worker_pb2.JoinRequest, place: WorkerPlace, rules: Sequence[AclRule]
+) -> pb.JoinAsk:
+    """What the coordinator is asked for a client.
+
+    Raises:
+        CollectiveError: the request is wrong, or it is not for this session.
+    """
+    if not request.name:
+        raise InvalidArgumentError("a group needs a name")
+    check_name("the name of a group", request.name)
+    check_name("device", request.device)
+    if not 1 <= request.min_size <= request.max_size:
+        raise InvalidArgumentError(
+            f"a group's size must be at least 1 and its minimum at most its maximum, "
+            f"got {request.min_size} to {request.max_size}"
+        )
+    client = session.client
+    scoped = request.name if request.name.startswith("/") else f"{client.job}/{request.name}"
+    if not is_permitted(rules, scoped, session.caller):
+        raise PermissionDeniedError(
+            f"group {request.name!r} is for those whom a rule of this worker names, and you are not among them: "
+            "ask whoever runs it (`group_rules`), or choose another name"
+        )
+    ask = pb.JoinAsk(
+        request=f"{place.task}-{secrets.token_hex(8)}",
+        name=scoped,
+        min_size=request.min_size,
+        max_size=request.max_size,
+        settle_seconds=request.settle_seconds,
+        device=str(_choose_device(session, request.device, place)),
+        host=place.host,
+        pid=client.pid,
+        label=client.label,
+        idle=request.idle,
+    )
+    if request.HasField("rank"):
+        ask.rank = request.rank
+    if request.HasField("last_instance"):
+        ask.last_instance = request.last_instance
+    return ask
+
+
+def _choose_device(session: Session, text: str, place: WorkerPlace) -> DeviceName:
+    """The device that is asked for, of those that the session may have; without one the first."""
+    if not text:
+        if not session.devices:
+            raise PermissionDeniedError("no device of this worker is for you: ask whoever runs it (`device_rules`)")
+        return session.devices[0]
+    try:
+        device = DeviceName.parse(text, place.task)
+    except ValueError as error:
+        raise InvalidArgumentError(str(error)) from None
+    if device not in session.devices:
+        offered = ", ".join(known.short for known in session.devices) or "none"
+        elsewhere = " for this session" if device in place.devices else ""
+        raise NotFoundError(f"{text!r} is not a device of worker {place.task}{elsewhere}, which has {offered}")
+    return device
