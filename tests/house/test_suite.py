@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 from tests import suite
+
+FELT = (signal.SIGINT, signal.SIGHUP)
+# What runs Python as `nohup make test &` does: it ignores these, and so does all that it starts.
+IN_THE_BACKGROUND = f"""
+import os, signal, sys
+for signum in {[*map(int, FELT)]}:
+    signal.signal(signum, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+ROOT = Path(__file__).parents[2]
+ENDED_BY_SIGNALS = "test_a_signal_takes_everything_down_in_order[standin-"
 
 
 def test_nothing_is_asked_again_when_all_passed() -> None:
@@ -43,3 +60,23 @@ def test_python_keeps_what_it_has_compiled() -> None:
 def test_matrices_have_one_thread_unless_the_shell_says_otherwise() -> None:
     assert suite.surroundings({})["OPENBLAS_NUM_THREADS"] == "1"
     assert suite.surroundings({"OPENBLAS_NUM_THREADS": "4"})["OPENBLAS_NUM_THREADS"] == "4"
+
+
+def test_a_process_that_a_test_starts_ends_by_a_signal() -> None:
+    """However this run was started; see below."""
+    for signum in FELT:
+        process = subprocess.Popen(["sleep", "60"])
+        process.send_signal(signum)
+        with process:
+            assert process.wait(20) == -signum
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_tests_that_send_signals_pass_in_a_run_that_ignores_them(workers: int) -> None:
+    launches = "tests/e2e/launcher/launch/test_launch_command.py"
+    chosen = [f"{launches}::{ENDED_BY_SIGNALS}{int(signum)}]" for signum in FELT]
+    itself = f"{Path(__file__).relative_to(ROOT)}::{test_a_process_that_a_test_starts_ends_by_a_signal.__name__}"
+    options = ["-n", str(workers), "-p", "no:cacheprovider", "-o", "timeout=60"]
+    command = [sys.executable, "-c", IN_THE_BACKGROUND, "-m", "pytest", *options, itself, *chosen]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0 and f"{1 + len(FELT)} passed" in done.stdout, done.stdout + done.stderr
