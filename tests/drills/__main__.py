@@ -36,13 +36,20 @@ def main() -> int:
                 print(results[-1].failure, file=sys.stderr, flush=True)
     print(report.summary(results))
     whole = len(chosen) == len(ALL)
-    minutes = options.soak if options.soak is not None else WHOLE_SOAK_MINUTES * whole
-    soaked = soak(minutes * 60, options.seed, options.burn) if minutes else None
-    if soaked is not None:
+    soaks = [soak(minutes * 60, options.seed, burn) for minutes, burn in _choose_soaks(options, whole)]
+    for soaked in soaks:
         print("\n".join([*soaked.violations, str(soaked)]))
     if whole:
-        report.write(results, soaked)
-    return 1 if any(result.failure for result in results) or (soaked is not None and soaked.violations) else 0
+        report.write(results, soaks)
+    return 1 if any(result.failure for result in results) or any(soaked.violations for soaked in soaks) else 0
+
+
+def _choose_soaks(options: argparse.Namespace, whole: bool) -> list[tuple[float, bool]]:
+    """Minutes of each soak, and whether it runs beside burners; after all cells one of either kind."""
+    minutes = options.soak if options.soak is not None else WHOLE_SOAK_MINUTES * whole
+    if not minutes:
+        return []
+    return [(minutes, False), (minutes, True)] if whole else [(minutes, options.burn)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,9 +61,13 @@ def _parser() -> argparse.ArgumentParser:
         "--soak",
         type=float,
         metavar="MINUTES",
-        help=f"how long groups compute amid random faults; 0: not at all; after all cells {WHOLE_SOAK_MINUTES}",
+        help=f"how long groups compute amid random faults; 0: not at all; after all cells {WHOLE_SOAK_MINUTES}, twice",
     )
-    parser.add_argument("--burn", action="store_true", help="soak beside niced processes that use every core")
+    parser.add_argument(
+        "--burn",
+        action="store_true",
+        help="soak beside niced processes that use every core; after all cells the second soak does",
+    )
     parser.add_argument("--short", action="store_true", help="the short form, which is part of the tests")
     return parser
 

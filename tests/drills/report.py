@@ -37,10 +37,10 @@ def summary(results: Sequence[Result]) -> str:
     )
 
 
-def write(results: Sequence[Result], soaked: SoakResult | None = None) -> None:
-    """Puts the tables into the page, between its marks, and what became of a soak."""
+def write(results: Sequence[Result], soaks: Sequence[SoakResult]) -> None:
+    """Puts the tables into the page, between its marks, and what became of the soaks."""
     page = PAGE.read_text()
-    told = tables(results) + (f"\n### Soak\n\n{soaked}\n" if soaked is not None else "")
+    told = "\n".join([tables(results), *(["### Soak\n"] if soaks else []), *(f"{soaked}\n" for soaked in soaks)])
     fresh, found = _MARKED.subn(lambda marks: f"{marks[1]}\n{told}\n{marks[2]}", page)
     assert found == 1, f"{PAGE} has no place for the tables"
     PAGE.write_text(fresh)

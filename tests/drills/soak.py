@@ -61,6 +61,7 @@ class Judgement(NamedTuple):
 class SoakResult:
     """What became of a soak: generations by fault, results that were right, and what was not as promised."""
 
+    burn: bool = False  # beside processes that use every core
     faults: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)  # generations that somebody heard to have failed
     right: int = 0
@@ -72,16 +73,17 @@ class SoakResult:
         shown = ", ".join(
             f"{fault}: {count} ({self.failed[fault]} failed)" for fault, count in self.faults.most_common()
         )
+        where = ", beside a burner on every core" if self.burn else ""
         return (
-            f"Soak of {self.seconds / 60:.1f} minutes: {self.faults.total()} generations, {self.right} results as "
-            f"NumPy's, {len(self.violations)} not as promised; {self.gave_up} times a rank gave up by itself on a "
-            f"machine that was too late. Faults: {shown}."
+            f"Soak of {self.seconds / 60:.1f} minutes{where}: {self.faults.total()} generations, "
+            f"{self.right} results as NumPy's, {len(self.violations)} not as promised; "
+            f"{self.gave_up} times a rank gave up by itself on a machine that was too late. Faults: {shown}."
         )
 
 
 def soak(seconds: float, seed: int, burn: bool = False) -> SoakResult:
     """Play rounds for so long, on clusters of three workers; `burn`: beside processes that use every core, niced."""
-    result, begin = SoakResult(), time.monotonic()
+    result, begin = SoakResult(burn), time.monotonic()
     with contextlib.ExitStack() as ending:
         if burn:
             ending.enter_context(burners())
