@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from collectived_proto.errors import Code
 from collectived_proto.types import Member, Verdict
@@ -104,6 +106,31 @@ def test_every_interleaving_of_a_flood_and_the_coordinators_verdict_ends_in_one(
             network.play({0: (0.0, own(0)), 1: (late, second)}, dict(enumerate(reached)))
             assert len(network.outcome(5)) == 1 and "" not in network.outcome(5), (delays, reached)
             assert len(network.outcome(4)) == 1, (delays, reached)
+
+
+MOMENTS = st.floats(0.0, 8.0)
+
+
+@st.composite
+def words(draw: st.DrawFn, worker: int) -> tuple[float, Verdict]:
+    """When a worker decides alone, and what."""
+    named = draw(st.sets(st.sampled_from([rank for rank in WORKERS if rank != worker]), max_size=1))
+    return draw(MOMENTS), own(worker, *named, first=draw(st.sampled_from((4, 5))))
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    delays=st.tuples(*[st.floats(0.0, LISTEN / 3)] * len(PAIRS)),
+    decided=st.tuples(*[words(worker) for worker in WORKERS]),
+    reached=st.tuples(*[MOMENTS | st.just(NEVER)] * len(WORKERS)),
+)
+def test_three_that_decide_alone_come_to_one_verdict_too(
+    delays: tuple[float, ...], decided: tuple[tuple[float, Verdict], ...], reached: tuple[float, ...]
+) -> None:
+    network = Network(dict(zip(PAIRS, delays, strict=True)))
+    network.play(dict(enumerate(decided)), dict(enumerate(reached)))
+    assert len(network.outcome(5)) == 1 and "" not in network.outcome(5)
+    assert len(network.outcome(4)) == 1
 
 
 def test_what_the_coordinator_says_in_time_goes_before_what_a_worker_decides_that_names_nobody() -> None:
