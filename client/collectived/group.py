@@ -29,7 +29,7 @@ from collectived.calls.prepare import (
     move_value_axis_first,
 )
 from collectived.calls.timeout import DEADLINE_GRACE
-from collectived.calls.unobserved_errors import UnobservedErrors
+from collectived.calls.unobserved_errors import UnobservedErrors, is_consequence
 from collectived.collectives import Collectives
 from collectived.connection.join_request import JoinRequest, make_rejoin_request
 from collectived.errors import (
@@ -272,7 +272,8 @@ class Group(Collectives):
         try:
             self.leave()
         except CollectiveError as unseen:
-            error.add_note(f"group {self.name!r}: {unseen}")
+            if not is_consequence(unseen, error, self.rank):
+                error.add_note(f"group {self.name!r}: {unseen}")
 
     def __repr__(self) -> str:
         return f"<Group {self.name!r}: rank {self.rank} of {self.size} on {self.device.rpartition('device:')[2]}>"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 from collectived.calls.rank_state import RankState
-from collectived_proto.errors import Code, error_from_verdict
+from collectived_proto.cause import Cause
+from collectived_proto.errors import Code, CollectiveError, error_from_verdict
 from collectived_proto.types import Verdict
 
 log = logging.getLogger("collectived")
@@ -46,3 +47,15 @@ class UnobservedErrors:
         # The caller knows of its own Ctrl-C by KeyboardInterrupt, whoever decided the verdict.
         own = verdict.generation == self._rank_state.interrupted_generation
         return verdict.code is not Code.ABORTED or not own
+
+
+def is_consequence(unseen: CollectiveError, error: BaseException, rank: int) -> bool:
+    """Whether a verdict that nobody was told only says that a rank gave up, for the error that the caller has.
+
+    That is this rank's own abort; and where the group went on after an error on all ranks, that of whoever was first.
+    """
+    verdict = unseen.verdict
+    if verdict is None or verdict.cause is not Cause.ABORTED:
+        return False
+    told = error.verdict if isinstance(error, CollectiveError) else None
+    return verdict.origin == rank or (told is not None and told.successor == verdict.generation)

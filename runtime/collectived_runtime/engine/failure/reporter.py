@@ -162,8 +162,10 @@ class FaultReporter:
         """A send or recv of `rank` has waited for `peer` for some seconds, which may be a mistake."""
         if not self._topology.idle:
             group = unscoped_name(self._topology.group.name)
-            log.warning(
-                "group %s: %s of rank %d has been waiting for %s for %.1f s", group, text, rank, peer_text(peer), waited
+            log.log(
+                self._stall_level,
+                *("group %s: %s of rank %d has been waiting for %s for %.1f s", group, text, rank),
+                *(peer_text(peer), waited),
             )
         report = self._tracker.make_report(ReportKind.UNANSWERED, -1, rank=rank, text=text, timeout=waited)
         self._send_report(replace(report, peer=peer))
@@ -360,10 +362,16 @@ class FaultReporter:
             local_verdict.make_verdict(self._topology, self._worker, tracker.generation, first, op, report)
         )
 
+    @property
+    def _stall_level(self) -> int:
+        """The coordinator warns of what waits, and names those who have not come, as long as it is there."""
+        return logging.INFO if self._is_connected() else logging.WARNING
+
     def _warn_stalled(self, report: Report, now: float) -> None:
         instance = self._tracker.instances[report.instance]
         missing = self._tracker.missing_ranks(instance)
-        log.warning(
+        log.log(
+            self._stall_level,
             "group %s: %s #%d has been waiting for %.1f s%s (submitted at %s)",
             unscoped_name(self._topology.group.name),
             instance.collective.operation,

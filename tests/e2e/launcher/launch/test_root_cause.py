@@ -70,3 +70,45 @@ def test_a_rank_that_hangs_is_the_root_cause_though_the_launcher_has_to_end_it(p
         r"sent SIGTERM: all_reduce\(sum\) #0 of group 'world' did not complete within 0.5 s: rank 2 ", said[0]
     )
     assert said[-1] == "collectived: failed in consequence: ranks 0, 1, 3: exit status 1"
+
+
+STALLS = """
+with cd.connect() as session, session.join() as group:
+    if rank == 2:
+        time.sleep(100)
+    group.all_reduce("sum", np.ones(4), timeout=1.5)
+"""
+DIES = """
+with cd.connect() as session, session.join() as group:
+    if rank == 2:
+        os.kill(os.getpid(), 9)
+    group.all_reduce("sum", np.ones(4))
+"""
+BY_ALL = ["root cause", "rank 0", "rank 1", "rank 2", "rank 3"]
+INNER = r"\d{19}|/job:|device:|\\n"  # keys and generations, devices in full, and ends of lines that are none
+
+
+@pytest.mark.parametrize(
+    ("script", "text", "told_by"),
+    [
+        (STALLS, "rank 2 (host", ["coordinator", "root cause", "rank 0", "rank 1", "rank 3"]),  # it waits, after 1 s
+        (STALLS, "did not complete within", ["root cause", "rank 0", "rank 1", "rank 3"]),
+        (DIES, "is lost: ", ["root cause", "rank 0", "rank 1", "rank 3"]),
+        (RAISES, "ValueError: loss is NaN", [*BY_ALL, ""]),
+        (DIFFERS, "rank 2 differs: ", [*BY_ALL, ""]),
+    ],
+)
+def test_a_failure_is_told_once_by_each_rank_and_once_at_the_end(
+    place: Any, script: str, text: str, told_by: list[str]
+) -> None:
+    """And once more, by nobody, in the traceback that stands below the root cause."""
+    done = place.drive(*PYTHON, BEGIN + script, real=True, workers=2, clients=2, grace=3)
+    said = done.stdout + done.stderr
+    voices = [
+        re.match(r"\[(\w+(?: \d)?)\]|collectived: (root cause)|", line).expand(r"\1\2")  # type: ignore[union-attr]
+        for line in said.splitlines()
+        if text in line
+    ]
+    assert sorted(voices) == sorted(told_by), said
+    assert not re.search(INNER, said), said
+    assert "[worker" not in said
