@@ -32,7 +32,6 @@ READS = {"startswith", "endswith", "removeprefix", "removesuffix", "find", "inde
 FOREIGN_TEXTS = {
     ("flags.py", "error"),  # of argparse
     ("remote_host.py", "_lacks_module"),  # Python has one exit status for it and for all else
-    ("coordinator_client.py", "_is_cut_off"),  # gRPC has one code for it and for real failures
 }
 HAVE_OTHER_MEANINGS = {"plan/double_tree.py"}
 

@@ -233,7 +233,7 @@ class CoordinatorClient:
             try:
                 await self._run_stream()
             except grpc.aio.AioRpcError as error:
-                if error.code() not in AWAY_CODES and not _is_cut_off(error) and not self._was_welcomed:
+                if error.code() not in AWAY_CODES and not self._was_welcomed:
                     refused = f"the coordinator at {self.address} refuses this worker: {error.details()}"
                     apart = error.code() is grpc.StatusCode.FAILED_PRECONDITION
                     raise (FailedPreconditionError if apart else UnavailableError)(refused) from error
@@ -349,11 +349,6 @@ def make_timeout_error(why: str) -> grpc.aio.AioRpcError:
     """Return what gRPC itself raises where nobody answers."""
     nothing = grpc.aio.Metadata()
     return grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, nothing, nothing, details=why)
-
-
-def _is_cut_off(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the stream ended while we wrote to it: gRPC puts that in the place of what the coordinator answered."""
-    return error.code() is grpc.StatusCode.INTERNAL and "Internal error from Core" in (error.details() or "")
 
 
 async def enlist(coordinator: CoordinatorEndpoint, host: str, patience: float) -> int:
