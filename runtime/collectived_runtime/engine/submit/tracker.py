@@ -285,8 +285,8 @@ class InstanceTracker:
         """Count how long each rank has waited in an instance that has ended; `arrivals`: when it came, by rank."""
         if isinstance(operation, _SYNCHRONISING_OPERATIONS):
             for rank, arrived_at in arrivals.items():
+                self.progress[rank].waited_seconds += now - arrived_at  # first: others read the two together
                 self.progress[rank].waits += 1
-                self.progress[rank].waited_seconds += now - arrived_at
 
     def apply_verdict(self, verdict: Verdict) -> list[Instance]:
         """Takes a verdict; returns the instances that fail by it now."""
