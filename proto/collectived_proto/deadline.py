@@ -9,6 +9,10 @@ import math
 import time
 from dataclasses import dataclass
 
+from collectived_proto.errors import InvalidArgumentError
+
+MAX_DRAIN_SECONDS = 365 * 86_400.0
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Deadline:
@@ -30,3 +34,15 @@ class Deadline:
     def to_wire(self) -> float:
         """Remaining time for a message: 0 for none, else positive even when it has just passed."""
         return max(1e-6, self.remaining()) if self.is_set else 0.0
+
+
+def check_drain_timeout(seconds: float) -> None:
+    """Refuse what no clock can count to: a timer at NaN would hold up all that come after it.
+
+    Raises:
+        InvalidArgumentError: it is negative, NaN or more than a year.
+    """
+    if not 0.0 <= seconds <= MAX_DRAIN_SECONDS:
+        raise InvalidArgumentError(
+            f"a drain's timeout_seconds must be a number from 0 to {MAX_DRAIN_SECONDS:.0f} (a year), got {seconds!r}"
+        )

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from collectived_proto.deadline import check_drain_timeout
 from collectived_proto.errors import Code, FailedPreconditionError, InvalidArgumentError
 from collectived_proto.report.merge import RESTARTED_WARNING
 from collectived_proto.types import Tier
@@ -381,6 +382,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         return told, [task for task in sorted(answers) if task not in told]
 
     async def Drain(self, request: status_pb2.DrainRequest, context: Any) -> status_pb2.DrainReply:
+        try:
+            check_drain_timeout(request.timeout_seconds)
+        except InvalidArgumentError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         self._drain_count += 1
         number = self._drain_count
         done: asyncio.Future[DrainDone] = asyncio.get_running_loop().create_future()

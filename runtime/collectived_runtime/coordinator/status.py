@@ -297,10 +297,11 @@ class LastStatus:
 
     def record(self, task: int, account: pb.WorkerStatus) -> None:
         """Keep it without its group loops, which would be old at once."""
-        kept = pb.WorkerStatus()
-        kept.CopyFrom(account)
-        del kept.lanes[:]
-        self._statuses[task] = kept
+        shown = pb.WorkerStatus()
+        shown.CopyFrom(account)
+        del shown.lanes[:]
+        # Made anew: a message keeps the memory of what has been taken out of it, here of thousands of group loops.
+        self._statuses[task] = pb.WorkerStatus.FromString(shown.SerializeToString())
 
     def fill(self, reply: pb.StatusReply) -> None:
         """Put in what is missing; forget workers and generations that the reply does not have."""

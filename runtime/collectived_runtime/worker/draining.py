@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import grpc
 import grpc.aio
 
+from collectived_proto.deadline import MAX_DRAIN_SECONDS, check_drain_timeout
 from collectived_proto.errors import UnavailableError
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2
@@ -68,7 +69,9 @@ class DrainState:
 
         Raises:
             grpc.aio.AioRpcError: the coordinator refuses. UnavailableError: it is away, and others are concerned.
+            InvalidArgumentError: no clock can count to the timeout.
         """
+        check_drain_timeout(request.timeout_seconds)
         mine = not request.host and not request.group
         wish = status_pb2.DrainRequest()
         wish.CopyFrom(request)
@@ -88,6 +91,10 @@ class DrainState:
             return await self._drain_without_coordinator(request)
         finally:
             self._open_requests -= 1
+
+    async def drain_itself(self, seconds: float) -> status_pb2.DrainReply:
+        """A drain of this worker before it ends, as by `handle_request`; more than a year is a year."""
+        return await self.handle_request(status_pb2.DrainRequest(timeout_seconds=min(seconds, MAX_DRAIN_SECONDS)))
 
     def start_order(self, order: pb.DrainOrder) -> None:
         """The coordinator has refused what is to come; what runs is ours to wait for."""

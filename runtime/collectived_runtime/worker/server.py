@@ -339,8 +339,7 @@ class _Worker:
                 log.warning("this worker ends without having been drained: %s", error)
                 failed.set_result(None)
 
-        request = status_pb2.DrainRequest(timeout_seconds=seconds)
-        self._drain_task = asyncio.ensure_future(self.drain_state.handle_request(request))
+        self._drain_task = asyncio.ensure_future(self.drain_state.drain_itself(seconds))
         self._drain_task.add_done_callback(answered)
         return failed
 

@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.waiting import settle
 
 import collectived as cd
-from collectived_proto.v1 import status_pb2, worker_pb2_grpc
+from collectived_proto.v1 import coordinator_pb2_grpc, status_pb2, worker_pb2_grpc
 
 PATIENCE = 60.0  # for facts that come in a second or two: a busy machine may take its time, and no promise is about it
 pytestmark = pytest.mark.timeout(240)
@@ -227,3 +227,18 @@ def test_what_cannot_be_drained_is_said(two: Draining) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         two.ask(0, host="nowhere")
     assert "no worker is on host 'nowhere'; hosts: host0, host1" in str(caught.value)
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), float("inf"), -1.0])
+def test_a_timeout_that_no_clock_can_count_to_drains_nothing(two: Draining, timeout: float) -> None:
+    with grpc.insecure_channel(two.cluster.coordinator_address) as channel:
+        asked = [
+            coordinator_pb2_grpc.CoordinatorStub(channel).Drain,
+            lambda request: two.ask(0, timeout_seconds=timeout),
+        ]
+        for ask in asked:
+            with pytest.raises(grpc.RpcError) as caught:
+                ask(status_pb2.DrainRequest(task=0, timeout_seconds=timeout))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert f"from 0 to 31536000 (a year), got {timeout!r}" in str(caught.value)
+    assert not any(worker.draining for worker in two.cluster.status().workers)

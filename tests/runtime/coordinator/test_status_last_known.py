@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from collectived_proto.v1 import status_pb2 as pb
 from collectived_runtime.coordinator.status import LastStatus
 
+COUNT = 50  # workers
 ACCOUNT = pb.WorkerStatus(
     task=0,
     incarnation="i",
@@ -18,6 +23,22 @@ ACCOUNT = pb.WorkerStatus(
 
 def reply(worker: pb.WorkerStatus, **group: object) -> pb.StatusReply:
     return pb.StatusReply(workers=[worker], groups=[pb.GroupStatus(generation=5, **group)])  # type: ignore[arg-type]
+
+
+def private_bytes() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty:"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="the kernel does not tell")
+def test_group_loops_that_are_not_kept_take_no_memory() -> None:
+    told = pb.WorkerStatus(lanes=[pb.LaneStatus(group="g" * 1000)] * 1000).SerializeToString()
+    kept = LastStatus()
+    kept.record(COUNT, pb.WorkerStatus.FromString(told))
+    before = private_bytes()
+    for task in range(COUNT):
+        kept.record(task, pb.WorkerStatus.FromString(told))
+    assert private_bytes() - before < COUNT * len(told) // 4
 
 
 def test_a_silent_worker_is_shown_with_what_it_told_before_and_a_group_with_its_counts() -> None:
