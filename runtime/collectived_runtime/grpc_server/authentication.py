@@ -10,6 +10,7 @@ balancers) cannot show one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import ipaddress
 import time
@@ -171,8 +172,9 @@ def guard_handler(handler: Handler, admit: Callable[[Context], Awaitable[None]])
         await admit(context)
         if not one:
             return requests
-        async for request in requests:
-            return request
+        async with contextlib.aclosing(aiter(requests)) as messages:  # open it would be a circle that keeps the request
+            async for request in messages:
+                return request
         if context.cancelled() or context.done():  # the caller hung up instead: there is nobody to tell
             raise asyncio.CancelledError
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call came without its message")

@@ -6,6 +6,7 @@ could fill disks.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -52,10 +53,11 @@ def _wrap_handler(handler: Handler, method: str, refusals: RejectionCounters) ->
         )
 
     async def readable(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-        async for request in requests:
-            if request is _UNDECODABLE:
-                await refuse(context)
-            yield request
+        async with contextlib.aclosing(aiter(requests)) as messages:  # type: ignore[type-var]
+            async for request in messages:
+                if request is _UNDECODABLE:
+                    await refuse(context)
+                yield request
 
     async def answers(request: Any, context: Context) -> Any:
         if request is _UNDECODABLE:

@@ -164,14 +164,25 @@ class CoordinatorClient:
         self._queue.append(message)
         self._wakeup.set()
 
+    @property
+    def _usable_stub(self) -> rpc.CoordinatorStub:
+        """Raises grpc.aio.AioRpcError where this worker is ending: its channel may be closed by now."""
+        if self._closing:
+            raise _make_rpc_error(grpc.StatusCode.UNAVAILABLE, "this worker is ending")
+        return self._stub
+
     async def request_status(self, request: status_pb2.StatusRequest, timeout: float) -> status_pb2.StatusReply:
         """Ask the coordinator; raises grpc.aio.AioRpcError where it does not answer."""
-        call: Awaitable[status_pb2.StatusReply] = self._stub.Status(request, timeout=timeout, metadata=self._metadata)
+        call: Awaitable[status_pb2.StatusReply] = self._usable_stub.Status(
+            request, timeout=timeout, metadata=self._metadata
+        )
         return await call
 
     async def request_drain(self, request: status_pb2.DrainRequest, timeout: float) -> status_pb2.DrainReply:
         """Ask the coordinator to see to a drain; raises grpc.aio.AioRpcError where it does not."""
-        call: Awaitable[status_pb2.DrainReply] = self._stub.Drain(request, timeout=timeout, metadata=self._metadata)
+        call: Awaitable[status_pb2.DrainReply] = self._usable_stub.Drain(
+            request, timeout=timeout, metadata=self._metadata
+        )
         return await call
 
     async def request_trace(
@@ -179,7 +190,7 @@ class CoordinatorClient:
     ) -> AsyncIterator[trace_pb2.TraceReply]:
         """Ask the coordinator; raises grpc.aio.AioRpcError where it does not begin to answer within `patience`
         seconds, or stops amid its answer."""
-        call = self._stub.Trace(request, metadata=self._metadata)
+        call = self._usable_stub.Trace(request, metadata=self._metadata)
         try:
             reply = await asyncio.wait_for(call.read(), patience)
             patience = TRACE_PART_SECONDS
@@ -347,8 +358,12 @@ class CoordinatorClient:
 
 def make_timeout_error(why: str) -> grpc.aio.AioRpcError:
     """Return what gRPC itself raises where nobody answers."""
+    return _make_rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, why)
+
+
+def _make_rpc_error(code: grpc.StatusCode, why: str) -> grpc.aio.AioRpcError:
     nothing = grpc.aio.Metadata()
-    return grpc.aio.AioRpcError(grpc.StatusCode.DEADLINE_EXCEEDED, nothing, nothing, details=why)
+    return grpc.aio.AioRpcError(code, nothing, nothing, details=why)
 
 
 async def enlist(coordinator: CoordinatorEndpoint, host: str, patience: float) -> int:

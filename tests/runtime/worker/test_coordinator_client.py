@@ -17,6 +17,7 @@ import pytest
 from collectived_proto.errors import UnavailableError
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import coordinator_pb2_grpc as rpc
+from collectived_proto.v1 import status_pb2, trace_pb2
 from collectived_runtime.worker.coordinator_client import CoordinatorClient, CoordinatorEndpoint, enlist
 from collectived_runtime.worker.server import EXIT_DEFECT
 
@@ -209,3 +210,21 @@ def test_a_worker_that_a_defect_would_leave_deaf_ends_for_its_supervisor_and_say
         assert (worker.returncode, out) == (EXIT_DEFECT, "")
         assert "hear nothing of its coordinator any more, and ends, for its supervisor to start it again" in err
         assert "ValueError: planted" in err
+
+
+def test_a_worker_that_is_ending_says_so_to_whoever_asks_the_coordinator_through_it(tmp_path: Path) -> None:
+    async def play(address: str) -> None:
+        client = CoordinatorClient(CoordinatorEndpoint(address), lambda _: pb.Hello(), lambda _: None, lambda: None)
+        await client.close()
+        asked = (
+            client.request_status(status_pb2.StatusRequest(), 1.0),
+            client.request_drain(status_pb2.DrainRequest(), 1.0),
+            anext(client.request_trace(trace_pb2.TraceRequest(), 1.0)),
+        )
+        for asking in asked:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await asking
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert caught.value.details() == "this worker is ending"
+
+    played(Coordinator(), tmp_path, play)

@@ -34,7 +34,7 @@ class Stopping:
 
 
 async def passed_on(call: Stopping) -> list[pb.TraceReply]:
-    away: Any = SimpleNamespace(_stub=SimpleNamespace(Trace=lambda request, metadata: call), _metadata=())
+    away: Any = SimpleNamespace(_usable_stub=SimpleNamespace(Trace=lambda request, metadata: call), _metadata=())
     away.request_trace = lambda request, patience: CoordinatorClient.request_trace(away, request, patience)
     away.address = "h:1"
     identity = SimpleNamespace(task=0, host="h", incarnation="i")
