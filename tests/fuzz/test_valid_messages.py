@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import random
+import re
+from pathlib import Path
 
+from tests.fuzz.contract import draw_examples, list_methods, messages
 from tests.fuzz.siege import GoodJob
-from tests.fuzz.valid_messages import Guests, MemoryWatch, fill
+from tests.fuzz.valid_messages import Guests, MemoryWatch
 
 import collectived as cd
+import collectived_proto.v1
 from collectived_proto.v1 import coordinator_pb2, worker_pb2
 
 COUNT = 120
@@ -15,11 +18,30 @@ PAUSE = 0.01  # seconds between two sums of the good job
 MOST_GROWTH = 32 << 20  # bytes; so few messages do not tell more exactly what stays
 
 
+def test_every_method_of_every_service_is_called() -> None:
+    declared = set[str]()
+    for file in Path(collectived_proto.v1.__file__).parent.glob("*.proto"):
+        for service, body in re.findall(r"^service (\w+) \{(.*?)^\}", file.read_text(), re.MULTILINE | re.DOTALL):
+            declared |= {f"{service}/{method}" for method in re.findall(r"^ *rpc (\w+)", body, re.MULTILINE)}
+    assert "Worker/Cancel" in declared and set(list_methods()) == declared
+
+
 def test_a_message_can_be_made_again_and_is_valid() -> None:
     for kind in (worker_pb2.PrepareRequest, coordinator_pb2.WorkerMessage):
-        first, again = (fill(kind(), random.Random(3), {"rank": 7}) for _ in range(2))
-        assert first.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
-        assert kind.FromString(first.SerializeToString()).ByteSize() > 0
+        strategy = messages(kind.DESCRIPTOR, {"rank": 7}, {"key": 9})
+        first, again = (draw_examples(strategy, 20, seed=3) for _ in range(2))
+        assert first == again and len(first) == 20
+        for message in first:
+            assert kind.FromString(message.SerializeToString()) == message
+            if kind is worker_pb2.PrepareRequest:
+                assert message.key == 9
+    assert any(message.HasField("report") for message in first)
+
+
+def test_a_message_may_have_very_many_entries_of_different_numbers() -> None:
+    drawn = draw_examples(messages(worker_pb2.SubmitResult.DESCRIPTOR, {}, {}), 300, seed=5)
+    assert any(len(set(message.indices)) == 2000 for message in drawn)
+    assert any(len(message.leaves) == 2000 for message in drawn)
 
 
 def test_daemons_answer_extreme_values_and_the_good_job_goes_on() -> None:
@@ -29,6 +51,9 @@ def test_daemons_answer_extreme_values_and_the_good_job_goes_on() -> None:
         memory.begin()
         with GoodJob(job, PAUSE) as good:
             guests.call_all(COUNT, seed=2)
-        assert good.sums and guests.answers["OK"] and guests.answers["INVALID_ARGUMENT"]
+        answers = {code for _, code in guests.answers}
+        assert good.sums and answers >= {"OK", "INVALID_ARGUMENT"}
+        assert {name for name, _ in guests.answers} == set(list_methods())
         assert max(memory.growth(MOST_GROWTH).values()) <= MOST_GROWTH
+        guests.drain_all(20, seed=3)
         assert "Traceback" not in job.log
