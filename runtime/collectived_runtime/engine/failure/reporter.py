@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from collectived_runtime.transport.link import LinkBroken, LinkRefused
 log = logging.getLogger("collectived.group_loop")
 
 _DEPARTURES = (ReportKind.LEFT, ReportKind.LOST, ReportKind.ABORT)
+_EARLY_SECONDS = 0.05  # by which a deadline may be taken for passed before it has, for ranks count theirs themselves
 _ANY = -1  # whatever instance comes next
 DECIDE_ALONE_SECONDS = 0.1  # how long a group loop waits for the coordinator's verdict before it decides for itself
 
@@ -128,7 +130,7 @@ class FaultReporter:
         """An instance has not completed by its deadline; said once."""
         waiting = self._tracker.instances.get(instance)
         if waiting is None or not waiting.expired:
-            timeout = 0.0 if waiting is None else waiting.timeout
+            timeout = 0.0 if waiting is None else _find_waited_seconds(waiting, time.monotonic())
             if waiting is not None:
                 waiting.expired = True
             self._raise_fault(self._tracker.make_report(ReportKind.EXPIRED, instance, timeout=timeout))
@@ -396,3 +398,10 @@ class FaultReporter:
 def _is_more_specific(report: Report, earlier: Report) -> bool:
     """Whether a report says more than an earlier one: that NCCL failed yields to what names who is at fault."""
     return earlier.kind is ReportKind.NATIVE and report.kind not in (ReportKind.NATIVE, ReportKind.EXPIRED)
+
+
+def _find_waited_seconds(waiting: Instance, now: float) -> float:
+    """Within what time it has not completed: its timeout, or less where a later instance's deadline has ended it."""
+    if waiting.deadline <= now + _EARLY_SECONDS:
+        return waiting.timeout
+    return math.ceil((now - waiting.first_arrival.arrived_at) * 100) / 100
