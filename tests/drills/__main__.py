@@ -36,11 +36,14 @@ def main() -> int:
                 print(results[-1].failure, file=sys.stderr, flush=True)
     print(report.summary(results))
     whole = len(chosen) == len(ALL)
-    soaks = [soak(minutes * 60, options.seed, burn) for minutes, burn in _choose_soaks(options, whole)]
-    for soaked in soaks:
-        print("\n".join([*soaked.violations, str(soaked)]))
     if whole:
-        report.write(results, soaks)
+        report.write_cells(results)
+    soaks = []
+    for minutes, burn in _choose_soaks(options, whole):
+        soaks.append(soak(minutes * 60, options.seed, burn))
+        print("\n".join([*soaks[-1].violations, str(soaks[-1])]), flush=True)
+    if whole and soaks:
+        report.write_soaks(soaks)
     return 1 if any(result.failure for result in results) or any(soaked.violations for soaked in soaks) else 0
 
 

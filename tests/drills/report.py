@@ -10,7 +10,6 @@ from tests.drills.play import Result
 from tests.drills.soak import SoakResult
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
-_MARKED = re.compile(r"(<!-- drills -->\n).*(<!-- end of drills -->)", re.DOTALL)
 _VARIANTS = [(timed, workers) for workers in (1, 3) for timed in (True, False)]
 
 
@@ -37,12 +36,20 @@ def summary(results: Sequence[Result]) -> str:
     )
 
 
-def write(results: Sequence[Result], soaks: Sequence[SoakResult]) -> None:
-    """Puts the tables into the page, between its marks, and what became of the soaks."""
-    page = PAGE.read_text()
-    told = "\n".join([tables(results), *(["### Soak\n"] if soaks else []), *(f"{soaked}\n" for soaked in soaks)])
-    fresh, found = _MARKED.subn(lambda marks: f"{marks[1]}\n{told}\n{marks[2]}", page)
-    assert found == 1, f"{PAGE} has no place for the tables"
+def write_cells(results: Sequence[Result]) -> None:
+    """Puts the tables into the page, between their marks."""
+    _write("drills", tables(results))
+
+
+def write_soaks(soaks: Sequence[SoakResult]) -> None:
+    """The same with what became of the soaks."""
+    _write("soaks", "### Soak\n\n" + "\n\n".join(map(str, soaks)) + "\n")
+
+
+def _write(part: str, text: str) -> None:
+    marked = re.compile(rf"(<!-- {part} -->\n).*(<!-- end of {part} -->)", re.DOTALL)
+    fresh, found = marked.subn(lambda marks: f"{marks[1]}\n{text}\n{marks[2]}", PAGE.read_text())
+    assert found == 1, f"{PAGE} has no place for {part}"
     PAGE.write_text(fresh)
 
 
