@@ -290,7 +290,7 @@ class WorkerClient:
                 return enter(self._await_join(exchange, wish, say))
         except BaseException as error:
             if not any(error is refusal for refusal in refusals):  # else the answer may be on its way
-                with contextlib.suppress(CollectiveError):  # the session's end is the end of the place, too
+                with contextlib.suppress(Exception):  # the first error counts; the session's end ends the place, too
                     self._leave(worker_pb2.LeaveRequest(session=session, join=request.token), _GIVE_UP_SECONDS)
             raise
 

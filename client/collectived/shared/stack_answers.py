@@ -20,7 +20,7 @@ from collectived_proto.ipc import messages
 
 log = logging.getLogger("collectived")
 
-_CONNECT_TIMEOUT = 1.0  # seconds
+_CONNECT_TIMEOUT = 5.0  # seconds; its worker has answered a moment ago
 
 
 class StackAnswers:

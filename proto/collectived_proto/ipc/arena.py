@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived_proto.ipc.shared_file import is_open_elsewhere, reopen
+from collectived_proto.ipc.shared_file import is_open_elsewhere, measure, reopen
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not named by Python's fcntl
 SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -37,7 +37,8 @@ class Arena:
     descriptor: int
     memory: mmap.mmap | None
     committed: int = 0
-    reader: int = -1  # of a file of its own, for those who only read; -1: there is none
+    shared: int = -1  # of a file of its own, which clients are given; -1: there is none, or none any more
+    has_shared: bool = False
     _array: NDArray[np.uint8] | None = field(default=None, repr=False)
 
     def round_to_page(self, upto: int) -> int:
@@ -86,21 +87,23 @@ class Arena:
     @property
     def shared_descriptor(self) -> int:
         """What is handed to a client."""
-        return self.descriptor if self.reader < 0 else self.reader
+        return self.descriptor if self.shared < 0 else self.shared
 
-    def is_held_elsewhere(self) -> bool:
-        """Whether a client has its reader still, as a descriptor or mapped; True where the kernel does not say."""
-        if self.reader >= 0:
-            os.close(self.reader)
-            self.reader = -1
+    def is_held_elsewhere(self) -> bool | None:
+        """Whether a client has it still, as a descriptor or mapped; None: nobody can say."""
+        if not self.has_shared:
+            return None
+        if self.shared >= 0:
+            os.close(self.shared)
+            self.shared = -1
         return is_open_elsewhere(self.descriptor)
 
     def measure(self) -> int:
         """Bytes of the pages that exist."""
-        return self.committed
+        return measure(self.descriptor)
 
     def discard(self) -> bool:
-        """Give the pages of an arena for inputs back, whoever else still has it, and close it.
+        """Give the pages of an arena for inputs back, whoever else still has it, and unmap it.
 
         False where arrays here look into it: nothing has changed then.
         """
@@ -116,7 +119,7 @@ class Arena:
                 mmap.mmap(self.descriptor, self.size, mmap.MAP_SHARED, protection) as pages,
             ):
                 pages.madvise(mmap.MADV_REMOVE)
-        self.close()
+        self.unmap()
         return True
 
     def unmap(self) -> None:
@@ -128,10 +131,10 @@ class Arena:
 
     def close(self) -> None:
         """Close descriptors and mapping; idempotent."""
-        for descriptor in (self.descriptor, self.reader):
+        for descriptor in (self.descriptor, self.shared):
             if descriptor >= 0:
                 os.close(descriptor)
-        self.descriptor = self.reader = -1
+        self.descriptor = self.shared = -1
         self.unmap()
 
 
@@ -151,9 +154,9 @@ def create(number: int, size: int, *, readers_only: bool) -> Arena:
         os.close(descriptor)
         raise
     made = Arena(number, size, descriptor, memory)
-    if readers_only:
-        with contextlib.suppress(OSError):  # then nobody knows who holds it, and it counts as held
-            made.reader = reopen(descriptor, os.O_RDONLY)
+    with contextlib.suppress(OSError):  # then nobody knows who holds it
+        made.shared = reopen(descriptor, os.O_RDONLY if readers_only else os.O_RDWR)
+        made.has_shared = made.shared >= 0
     return made
 
 

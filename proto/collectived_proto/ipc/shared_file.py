@@ -9,6 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 
+_BLOCK_BYTES = 512  # of st_blocks
+
 
 def reopen(descriptor: int, flags: int) -> int:
     """Open a memfd anew, with these flags: a file to give to others. -1 where there is no /proc.
@@ -38,3 +40,8 @@ def is_open_elsewhere(descriptor: int) -> bool:
         return True
     finally:
         os.close(probe)
+
+
+def measure(descriptor: int) -> int:
+    """Bytes of the pages of a memfd that exist."""
+    return os.fstat(descriptor).st_blocks * _BLOCK_BYTES

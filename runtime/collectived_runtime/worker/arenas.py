@@ -21,7 +21,8 @@ from collectived_proto.ipc.arena import Arena
 from collectived_runtime.device.cuda.driver import CudaError
 from collectived_runtime.device.gpus import ClearTimeout, DeviceArena, Gpu
 from collectived_runtime.engine.base.arenas import new_arena, next_number
-from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted
+from collectived_runtime.engine.base.lent import LentMemory
+from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted, SessionBudget
 from collectived_runtime.engine.clients.local_rank import HostOrGpuBytes
 from collectived_runtime.limits.descriptors import has_descriptor_room
 from collectived_runtime.limits.rejections import Limit, RejectionCounters
@@ -45,7 +46,7 @@ class ArenaLimits:
         open_allocations: allocations of its client's own that may be open at a time, on each GPU.
     """
 
-    budget: MemoryBudget
+    budget: SessionBudget
     gpu_budgets: Mapping[Gpu, MemoryBudget]
     descriptors: int
     open_allocations: int
@@ -127,7 +128,8 @@ class SessionArenas:
         for number in list(self._arenas):
             self.drop(number)
         for arena in self._dropped:  # whoever looks into one keeps it
-            self._release_arena(arena)
+            arena.unmap()
+            self._give_back(arena)
         self._dropped.clear()
 
     def _discard_dropped(self) -> None:
@@ -135,10 +137,15 @@ class SessionArenas:
         used = []
         for arena in self._dropped:
             if arena.discard():
-                self._budget.release(arena.size)
+                self._give_back(arena)
             else:
                 used.append(arena)
         self._dropped = used
+
+    def _give_back(self, arena: Arena) -> None:
+        """What its client keeps of it, or writes into it anew, counts on."""
+        self._budget.release(arena.size)
+        self._budget.lent.give_back(LentMemory(arena, [self._budget], measure_parts=lambda: [arena.measure()]))
 
     def _enqueue_request(self, grant: Callable[[], Awaitable[None]]) -> None:
         if len(self._pending_requests) >= MAX_PENDING_REQUESTS:
@@ -187,7 +194,7 @@ class SessionArenas:
             self._budget.release(size)
             return
         self._arenas[arena.number] = arena
-        self._send(messages.encode_arena(messages.MessageType.ARENA, arena.number, size), arena.descriptor)
+        self._send(messages.encode_arena(messages.MessageType.ARENA, arena.number, size), arena.shared_descriptor)
 
     async def _grant_device_arena(self, index: int, size: int) -> None:
         """Memory of a GPU; its driver takes milliseconds, beside the event loop."""
@@ -268,9 +275,7 @@ class SessionArenas:
     def _refuse(self, why: str) -> None:
         self._send(messages.encode_refused(Code.RESOURCE_EXHAUSTED, why), -1)
 
-    def _release_arena(self, arena: Arena | DeviceArena) -> None:
-        if isinstance(arena, Arena):
-            self._budget.release(arena.size)
-        elif not arena.is_imported:
+    def _release_arena(self, arena: DeviceArena) -> None:
+        if not arena.is_imported:
             self._gpu_budgets[arena.gpu].release(arena.size)
         arena.close()

@@ -25,6 +25,7 @@ from collectived_proto.codec import (
 )
 from collectived_proto.errors import (
     Code,
+    FailedPreconditionError,
     InvalidArgumentError,
     ResourceExhaustedError,
 )
@@ -110,6 +111,8 @@ class Groups:
         Raises:
             CollectiveError: refused, by this worker or by the coordinator.
         """
+        if not session.is_remote and not session.has_socket:
+            raise FailedPreconditionError("this session shares memory: it has to connect its socket before it joins")
         ask = make_join_ask(session, request, self._place, self._rules)
         with session.acquire_join_slot():
             self._check_quotas(ask.name)

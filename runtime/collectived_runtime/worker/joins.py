@@ -14,7 +14,7 @@ from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import worker_pb2
 from collectived_runtime.auth.acl import AclRule, is_permitted
 from collectived_runtime.worker.prepared import check_name
-from collectived_runtime.worker.sessions import Session
+from collectived_runtime.worker.sessions import Session, disconnect_rank
 
 AWAY_NOTICE_SECONDS = 2.0  # after which a client that joins is told that the coordinator is away, if it is
 COORDINATOR_AWAY = "the coordinator cannot be reached; the join waits for it"
@@ -78,6 +78,7 @@ class ClientJoins:
         self._joins[join.request.request] = join
         self._send(pb.WorkerMessage(join=join.request))
         ended = asyncio.ensure_future(join.session.ended.wait())
+        answer: asyncio.Future[JoinAnswer] = asyncio.get_running_loop().create_future()
         try:
             while True:
                 answer = asyncio.ensure_future(join.answers.get())
@@ -95,7 +96,7 @@ class ClientJoins:
                     raise join.session.ended_error
                 event = answer.result()
                 if isinstance(event, pb.JoinRefused):
-                    outcome = "refused"
+                    outcome = "withdrawn" if event.code == Code.CANCELLED else "refused"
                     raise error_class(event.code)(event.message)
                 if event.HasField("joined"):
                     outcome = "granted"  # its client may hang up as soon as it has heard
@@ -107,6 +108,8 @@ class ClientJoins:
             self.outcomes[outcome] += 1
             if self.take(join.request.request) is not None:
                 self._cancel(join)
+            elif outcome == "withdrawn":
+                _give_place_up(join, answer)
 
     def answer(self, request: str, answer: JoinAnswer) -> None:
         """Give one an answer; one that is not known any more is ignored."""
@@ -132,6 +135,17 @@ class ClientJoins:
         """The coordinator may have forgotten them; it knows by their names those that it has not."""
         for join in self._joins.values():
             self._send(pb.WorkerMessage(join=join.request))
+
+
+def _give_place_up(join: ClientJoin, latest: asyncio.Future[JoinAnswer]) -> None:
+    """Its client has hung up; it may have been given its place in that moment, and does not know."""
+    unheard = [latest.result()] if latest.done() and not latest.cancelled() else []
+    while not join.answers.empty():
+        unheard.append(join.answers.get_nowait())
+    for event in unheard:
+        if isinstance(event, worker_pb2.JoinEvent) and event.HasField("joined"):
+            held = join.session.find_held_rank(event.joined.group.key, event.joined.rank)
+            disconnect_rank(held, "its client hung up while it joined")
 
 
 def make_join_ask(

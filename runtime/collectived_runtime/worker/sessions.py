@@ -15,6 +15,7 @@ import socket
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import (
@@ -29,6 +30,7 @@ from collectived_runtime.auth.callers import Caller
 from collectived_runtime.auth.credentials import AccessLevel
 from collectived_runtime.auth.peers import get_unix_peer
 from collectived_runtime.device.gpus import Gpu
+from collectived_runtime.engine.base.lent import MemoryUser
 from collectived_runtime.engine.base.memory_budget import MemoryBudget, SessionBudget
 from collectived_runtime.engine.clients.doorbells import DOORBELL_GRACE_SECONDS
 from collectived_runtime.engine.loop.group_loop import GroupLoop
@@ -123,7 +125,6 @@ class Session:
             return
         connected.setblocking(False)
         self._socket = connected
-        self.budget.on_exceeded = lambda: _call_soon_threadsafe(loop, self._end_for_memory)
         self.pidfd = _open_pidfd(connected)
         loop.add_reader(connected.fileno(), self._on_readable)
         self._send(
@@ -168,8 +169,10 @@ class Session:
         self.budget.close()
         self.on_end(self)
 
-    def _end_for_memory(self) -> None:
-        self.rejections.count_limit(Limit.SESSION_MEMORY)
+    def end_for_memory(self) -> None:
+        """End a session that has more than it may have."""
+        if not self.ended.is_set():
+            self.rejections.count_limit(Limit.SESSION_MEMORY)
         self.end("it has written more into shared memory of its groups than it may have (max_session_memory)")
 
     def acquire_memory(self) -> Callable[[], None]:
@@ -205,16 +208,17 @@ class Session:
             )
         if self.budget.is_used_up_by_groups():
             self.rejections.count_limit(Limit.SESSION_MEMORY)
-            what = f"this session has {self.budget.lent_bytes} bytes of its groups, also of those that are over"
+            what = f"this session has {self.budget.kept_bytes} bytes of its groups, also of those that are over"
             raise ResourceExhaustedError(
                 format_limit_error(what, self.budget.limit, "max_session_memory", "let go of them, or copy them")
             )
         most = self.descriptor_limit // _RETAINED_DIVISOR
-        if self.budget.retained_count >= most:
+        kept = self.budget.retained_count + self.budget.user.orphaned_count
+        if kept >= most:
             self.rejections.count_limit(Limit.DESCRIPTORS)
             raise ResourceExhaustedError(
-                f"this session keeps memory of {self.budget.retained_count} groups that are over, and may keep that of "
-                f"{most}: let go of some, or raise LimitNOFILE of the worker"
+                f"this session, and those of its user that have ended, keep memory of {kept} groups that are over, and "
+                f"may keep that of {most}: let go of some, or raise LimitNOFILE of the worker"
             )
         self.pending_joins += 1
         try:
@@ -344,6 +348,7 @@ class Sessions:
         self._quotas = most or Quotas()
         self._device_offer = offer or DeviceOffer(0)
         self._sessions: dict[bytes, Session] = {}
+        self._users: WeakValueDictionary[int, MemoryUser] = WeakValueDictionary()  # by uid
         self._end_reasons: OrderedDict[bytes, str] = OrderedDict()  # the latest, and why
         self._heap_trimmer = HeapTrimmer()
         self.opened_count = 0  # in all
@@ -380,7 +385,10 @@ class Sessions:
             what = f"this worker has {len(self._sessions)} sessions"
             raise ResourceExhaustedError(format_limit_error(what, most.sessions, "max_sessions", "close some"))
         share = SessionBudget(
-            self._budget, most.memory or self._budget.limit, lambda: refusals.count_limit(Limit.SESSION_MEMORY)
+            self._budget,
+            most.memory or self._budget.limit,
+            lambda: refusals.count_limit(Limit.SESSION_MEMORY),
+            user=self._find_user(caller),
         )
         session = Session(
             client,
@@ -399,9 +407,17 @@ class Sessions:
                 most.gpu_memory, lambda: refusals.count_limit(Limit.SESSION_GPU_MEMORY)
             ),
         )
+        loop = asyncio.get_running_loop()
+        share.on_exceeded = lambda: _call_soon_threadsafe(loop, session.end_for_memory)
         self.opened_count += 1
         self._sessions[session.session_id] = session
         return session
+
+    def _find_user(self, caller: Caller) -> MemoryUser:
+        """The user whose processes share memory with this worker; of others, who share none, each is one."""
+        if caller.unix_peer is None:
+            return MemoryUser()
+        return self._users.setdefault(caller.unix_peer.uid, MemoryUser())
 
     def find(self, identity: bytes) -> Session:
         """The session of that name.

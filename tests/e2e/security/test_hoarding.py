@@ -66,6 +66,16 @@ except cd.errors.ResourceExhaustedError as error:
 """
     + END
 )
+# The same by a session for each.
+RECONNECTING = (
+    HOARDER.replace('session, why = cd.connect(address), ""', 'why = ""')
+    .replace(
+        "        array = session.empty(1 << 20, np.float32)\n",
+        "        session = cd.connect(address)\n        array = session.empty(1 << 20, np.float32)\n",
+    )
+    .replace("        session.empty(1, np.float32)\n", "        session.close()\n")
+    .replace("print(json", "session = cd.connect(address)\nprint(json", 1)
+)
 # Keeps every segment in which it was ever a rank, and writes into each what nobody has asked for.
 WRITER = (
     BEGIN
@@ -88,7 +98,8 @@ try:
             write(kept[-1], 6 << 20)
 except (cd.errors.ResourceExhaustedError, cd.errors.UnavailableError) as error:
     why = str(error)
-session = cd.connect(address)
+if why:
+    session = cd.connect(address)
 """
     + END
 )
@@ -101,6 +112,7 @@ for one in kept:
     write(one, 14 << 20)
 print("written", flush=True)
 sys.stdin.readline()
+session = cd.connect(address)
 """,
 )
 
@@ -161,8 +173,21 @@ def test_segments_of_ended_groups_count_too(said: dict[str, Any]) -> None:
 
 def test_a_session_that_writes_too_much_into_what_is_over_is_ended(said: dict[str, Any]) -> None:
     with hoarding(LATE_WRITER, said) as (hoarder, raw, why):
+        sessions = raw.status().sessions
         assert why == "" and raw.status().retained_bytes >= 18 * MIB
         assert tell(hoarder) == "written"
-        settle(lambda: raw.status().retained_bytes == 0)
+        settle(lambda: raw.status().sessions == sessions - 1)
+        assert 36 * MIB <= raw.status().retained_bytes <= raw.status().arena_bytes <= LIMIT * MIB
         assert asked(said["address"], ANN, "collective")["collective"] == ("ok", "shared memory")
-        tell(hoarder)
+        assert tell(hoarder) == "21.0", "who lets go of them is served again"
+        hoarder.wait(30)
+        settle(lambda: raw.status().retained_bytes == 0)
+
+
+def test_results_that_a_process_keeps_count_of_its_user_when_its_sessions_have_ended(said: dict[str, Any]) -> None:
+    with hoarding(RECONNECTING, said, native="/nowhere") as (hoarder, raw, why):
+        assert "those that are over" in why and "max_session_memory" in why
+        assert raw.status().retained_bytes >= 24 * MIB
+        assert tell(hoarder) == "21.0", "who lets go of them is served again"
+        hoarder.wait(30)
+        settle(lambda: raw.status().retained_bytes == 0)

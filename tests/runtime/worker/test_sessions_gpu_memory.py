@@ -199,7 +199,11 @@ def test_it_is_opened_once_however_many_lend_it(handle: bytes) -> None:
 def test_only_processes_of_the_workers_own_user_and_namespace_lend(caller: Caller, openings: int) -> None:
     offer = DeviceOffer(1, (Gpu(0, FakeCuda().devices()[0], FakeCuda(), lambda why: None),))
     sessions = Sessions(MemoryBudget(1 << 30), most=Quotas(open_allocations=MOST), offer=offer)
-    assert sessions.open(CLIENT, caller, (), remote=caller.unix_peer is None).max_open_allocations == openings
+
+    async def open_one() -> int:
+        return sessions.open(CLIENT, caller, (), remote=caller.unix_peer is None).max_open_allocations
+
+    assert asyncio.run(open_one()) == openings
 
 
 def test_memory_that_a_busy_gpu_does_not_clear_in_time_is_refused_and_given_back_later(tmp_path: Path) -> None:

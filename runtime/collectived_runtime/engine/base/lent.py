@@ -1,9 +1,13 @@
 """Shared memory of groups that clients have: what they may write, and what they keep when the group is over.
 
 A client keeps what it looks into, also when its group is over, and writes as much as it likes of what it may write. So
-each such memory counts by what it really takes: of the worker's budget, and of each living session that has it. Whether
-anybody still has it, as a descriptor or mapped, is the kernel's word, not the client's. What only processes hold whose
-sessions have ended is theirs, and does not count here.
+each such memory counts by what it really takes, of the worker's budget and of the sessions that have it:
+
+- of a segment each session that is in it, by what its own ranks have written;
+- of what ranks only read all its living sessions, in equal parts;
+- of what nobody has any more but processes whose sessions have ended their user, who gets as much less.
+
+Whether anybody still has it, as a descriptor or mapped, is the kernel's word, not the client's.
 """
 
 from __future__ import annotations
@@ -11,8 +15,15 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+
+class MemoryUser:
+    """A user of the system: how much its processes keep though their sessions have ended, and of how many groups."""
+
+    def __init__(self) -> None:
+        self.orphaned_bytes = self.orphaned_count = 0
 
 
 class MemoryHolder(Protocol):
@@ -21,12 +32,13 @@ class MemoryHolder(Protocol):
     is_closed: bool
     lent_bytes: int
     retained_count: int
+    user: MemoryUser
 
     def is_exceeded(self) -> bool:
         """Whether it has more than it may have."""
 
     def expel(self) -> None:
-        """End the session, which has written more than it may have: `is_closed` from now on."""
+        """End the session, which has written more than it may have."""
 
 
 class GroupMemory(Protocol):
@@ -35,8 +47,8 @@ class GroupMemory(Protocol):
     def measure(self) -> int:
         """Bytes that it takes."""
 
-    def is_held_elsewhere(self) -> bool:
-        """Whether a client has it; asked only when it will be given to nobody any more."""
+    def is_held_elsewhere(self) -> bool | None:
+        """Whether a client has it, asked only when it will be given to nobody any more; None: nobody can say."""
 
     def close(self) -> None: ...
 
@@ -44,12 +56,7 @@ class GroupMemory(Protocol):
 class WholeBudget(Protocol):
     """What all of it counts of."""
 
-    limit: int
-    used: int
-
     def force_acquire(self, size: int) -> None: ...
-
-    def release(self, size: int) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -57,32 +64,47 @@ class LentMemory:
     """One memory, and the sessions that were given it: one that is several ranks, several times.
 
     Attributes:
-        prepaid: bytes of it that are not counted, until it is given back: they are charged elsewhere.
-        allowance: bytes that each holder may write in any case.
+        allowance: bytes that each holder may write, which are charged to the worker elsewhere until it is given back.
         measure_parts: how much each holder has written of it; None: they only read.
-        counted: bytes that are charged here.
+        counted: bytes that count of the worker here. parts: and of each session.
+        orphaned: whether they count of users, for all sessions have ended.
+        seen: what was last looked at: a memory that is the same is quickly through.
     """
 
     memory: GroupMemory
     holders: Sequence[MemoryHolder]
-    prepaid: int = 0
     allowance: int = 0
     measure_parts: Callable[[], Sequence[int]] | None = None
-    counted: int = 0
     is_given_back: bool = False
+    counted: int = 0
+    parts: Counter[MemoryHolder] = field(default_factory=Counter)
+    orphaned: bool = False
+    seen: tuple[int, int, bool] = (-1, -1, False)
 
-    def has_living_holder(self) -> bool:
-        return not all(holder.is_closed for holder in self.holders)
+    def list_living(self) -> list[MemoryHolder]:
+        return [holder for holder in dict.fromkeys(self.holders) if not holder.is_closed]
 
-    def find_writer(self) -> MemoryHolder | None:
-        """The living holder that has written most of it, and more than was prepaid for it."""
+    def is_kept(self) -> bool:
+        """Whether the worker needs it, or a client has it; where nobody can say, its sessions are taken to have it."""
+        if not self.is_given_back:
+            return True
+        held = self.memory.is_held_elsewhere()
+        return bool(self.list_living()) if held is None else held
+
+    def divide(self, size: int) -> tuple[int, Counter[MemoryHolder]]:
+        """What of so many bytes counts of the worker, and of each living session."""
+        parts: Counter[MemoryHolder] = Counter()
+        living = self.list_living()
         if self.measure_parts is None:
-            return None
-        written: Counter[MemoryHolder] = Counter()
-        for holder, size in zip(self.holders, self.measure_parts(), strict=True):
-            if size > self.allowance and not holder.is_closed:
-                written[holder] += size
-        return written.most_common(1)[0][0] if written else None
+            for holder in living:
+                parts[holder] = -(-size // len(living))
+            return size, parts
+        least = 0 if self.is_given_back else self.allowance
+        written = [max(least, part) for part in self.measure_parts()]
+        for holder, part in zip(self.holders, written, strict=True):
+            parts[holder] += part
+        total = size if self.is_given_back else sum(written) - least * len(written)
+        return total, Counter({holder: parts[holder] for holder in living})
 
 
 class LentMemories:
@@ -102,11 +124,11 @@ class LentMemories:
         """Count memory that was given to these sessions."""
         with self._lock:
             self._all.append(lent)
+            self._settle(lent)
 
     def give_back(self, lent: LentMemory) -> None:
-        """The worker needs it no more, nor pays for it; it is closed when no session has it."""
+        """The worker needs it no more, nor pays for it; it is closed when nobody has it."""
         with self._lock:
-            lent.prepaid = 0
             lent.is_given_back = True
             if lent not in self._all:
                 self._all.append(lent)
@@ -114,53 +136,43 @@ class LentMemories:
                 holder.retained_count += 1
             self._settle(lent)
 
-    def update(self, lent: LentMemory) -> None:
-        """Settle if this memory takes more than is counted; quick where it does not."""
-        if lent.memory.measure() > lent.prepaid + lent.counted:
-            self.settle()
+    def update(self, lent: LentMemory) -> bool:
+        """Count one memory anew, quickly where nothing has changed; whether it takes more than before."""
+        with self._lock:
+            return self._settle(lent)
 
     def settle(self) -> None:
-        """Count what each memory takes by now, and close what nobody has any more.
-
-        A session that has written more than it may have is ended. So is the one that has written most, where all of
-        them together exceed the worker's memory.
-        """
+        """Count all of them anew, and close what nobody has any more."""
         with self._lock:
-            for lent in [lent for lent in self._all if self._settle(lent) > 0]:
-                writer = lent.find_writer() if lent in self._all else None
-                if writer is not None and writer.is_exceeded():
-                    self._expel(writer)
-                while self._whole.used > self._whole.limit and (writer := self._find_largest_writer()) is not None:
-                    self._expel(writer)
+            for lent in list(self._all):
+                self._settle(lent)
 
-    def _settle(self, lent: LentMemory) -> int:
-        """Count one memory; by how many bytes it has grown beyond what its worker knew."""
-        is_kept = lent.has_living_holder()
-        if lent.is_given_back and is_kept:
-            is_kept = lent.memory.is_held_elsewhere()
-        size = max(0, lent.memory.measure() - lent.prepaid) if is_kept else 0
-        grown, lent.counted = size - lent.counted, size
-        if grown:
-            self._whole.force_acquire(grown)
-            for holder in set(lent.holders):
-                holder.lent_bytes += grown
-        if lent.is_given_back and not is_kept:
+    def _settle(self, lent: LentMemory) -> bool:
+        if not lent.is_kept():
+            self._charge(lent, 0, Counter(), orphaned=False)
             self._all = [one for one in self._all if one is not lent]
             for holder in set(lent.holders):
                 holder.retained_count -= 1
             lent.memory.close()
-        return grown
+            return False
+        seen = lent.memory.measure(), len(lent.list_living()), lent.is_given_back
+        if seen == lent.seen:
+            return False
+        before, parts_before = lent.counted, lent.parts
+        total, parts = lent.divide(seen[0])
+        self._charge(lent, total, parts, orphaned=lent.is_given_back and not parts)
+        lent.seen = seen
+        if lent.measure_parts is not None:
+            for holder, part in parts.items():
+                if part > parts_before[holder] and part > lent.allowance and holder.is_exceeded():
+                    holder.expel()
+        return total > before
 
-    def _find_largest_writer(self) -> MemoryHolder | None:
-        for lent in sorted(self._all, key=lambda lent: lent.counted, reverse=True):
-            if lent.counted and (writer := lent.find_writer()) is not None:
-                return writer
-        return None
-
-    def _expel(self, writer: MemoryHolder) -> None:
-        """What it has written counts no more: groups that still need it end with its session, and give it back."""
-        writer.expel()
-        for lent in [lent for lent in self._all if writer in lent.holders]:
-            if not lent.is_given_back:
-                lent.prepaid = lent.memory.measure()
-            self._settle(lent)
+    def _charge(self, lent: LentMemory, total: int, parts: Counter[MemoryHolder], orphaned: bool) -> None:
+        self._whole.force_acquire(total - lent.counted)
+        for holder in parts.keys() | lent.parts.keys():
+            holder.lent_bytes += parts[holder] - lent.parts[holder]
+        for user in {holder.user for holder in lent.holders}:
+            user.orphaned_bytes += total * orphaned - lent.counted * lent.orphaned
+            user.orphaned_count += orphaned - lent.orphaned
+        lent.counted, lent.parts, lent.orphaned = total, parts, orphaned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from collectived_runtime.engine.base.lent import LentMemories
+from collectived_runtime.engine.base.lent import LentMemories, MemoryUser
 
 
 class MemoryExhausted(Exception):
@@ -90,6 +90,7 @@ class SessionBudget(MemoryBudget):
         key: of the worker's configuration, that raises the limit.
 
     Attributes:
+        user: whose it is, for what his processes keep of sessions that have ended.
         lent_bytes: of memory of its groups: what it has written into their segments, and keeps when they are over.
         retained_count: of groups that are over; each takes a descriptor of the worker.
         is_closed: its session has ended, and answers for nothing any more.
@@ -103,11 +104,13 @@ class SessionBudget(MemoryBudget):
         refused: Callable[[], None] = lambda: None,
         what: str = "shared memory",
         key: str = "max_session_memory",
+        user: MemoryUser | None = None,
     ) -> None:
         super().__init__(limit, refused, what)
         self.lent_bytes = 0
         self.retained_count = 0
         self.is_closed = False
+        self.user = MemoryUser() if user is None else user
         self.on_exceeded: Callable[[], None] = lambda: None
         self._parent = whole
         self.lent = whole.lent
@@ -127,7 +130,7 @@ class SessionBudget(MemoryBudget):
         if size > self._room:
             if last:
                 self._refused()
-            lent = f" and {self.lent_bytes} by its groups, also by those that are over" if self.lent_bytes else ""
+            lent = f" and {self.kept_bytes} by its groups, also by those that are over" if self.kept_bytes else ""
             raise MemoryExhausted(
                 f"{size} bytes more would exceed the {self.limit} bytes of {self._what} that one session may have, of "
                 f"which {self.used} are in use{lent}: close what is not needed, or raise {self._key} of the worker"
@@ -138,7 +141,7 @@ class SessionBudget(MemoryBudget):
 
     @property
     def _room(self) -> int:
-        return self.limit - self.used - self.lent_bytes
+        return self.limit - self.used - self.kept_bytes
 
     def force_acquire(self, size: int) -> None:
         with self._lock:
@@ -161,11 +164,15 @@ class SessionBudget(MemoryBudget):
 
     def is_used_up_by_groups(self) -> bool:
         """Whether its groups, also those that are over, take as much as its session may have."""
-        if self.lent_bytes or self.retained_count:
+        if self.kept_bytes or self.retained_count:
             self.lent.settle()
-        return self.lent_bytes >= self.limit
+        return self.kept_bytes >= self.limit
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of memory of its groups, and of those of its user's sessions that have ended."""
+        return self.lent_bytes + self.user.orphaned_bytes
 
     def expel(self) -> None:
         """End the session."""
-        self.is_closed = True
         self.on_exceeded()

@@ -77,7 +77,7 @@ class GroupSegment:
             undo.pop_all()
         holders = [local_rank.holder for local_rank in local_ranks if local_rank.holder is not None]  # all
         allowance = self._prepaid // len(self.ranks)
-        self._lent = LentMemory(self._file, holders, self._prepaid, allowance, self._file.measure_parts)
+        self._lent = LentMemory(self._file, holders, allowance, self._file.measure_parts)
         budget.lent.add(self._lent)
         poller.add(self._knocker, select.POLLIN, self._on_knocker)
 
@@ -88,9 +88,16 @@ class GroupSegment:
         offered = messages.SegmentOffer(self._generation, seat, self._geometry.encode())
         doorbells.send(local_rank, offered.encode(), self._file.shared)
 
-    def charge(self) -> None:
-        """Have what has been written of the memory since counted, and a session ended that has written too much."""
-        self._budget.lent.update(self._lent)
+    def charge(self) -> int | None:
+        """Have what has been written of the memory since counted, and a session ended that has written too much.
+
+        Returns:
+            The rank that has written most, where the worker has not so much memory.
+        """
+        if not self._budget.lent.update(self._lent) or self._budget.used <= self._budget.limit:
+            return None
+        written = self._file.measure_parts()
+        return self.ranks[written.index(max(written))]
 
     def read_seat(self, rank: int) -> SeatState:
         """Return what a rank has published; its process wrote it, so it is not to be trusted."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 from collectived_native import core, segment
 from collectived_native.segment import Geometry
-from collectived_proto.ipc.shared_file import is_open_elsewhere, reopen
+from collectived_proto.ipc.shared_file import is_open_elsewhere, measure, reopen
 
-_BLOCK_BYTES = 512  # of st_blocks
+_MOST_EXTENTS = 256  # of a part that are looked at: each takes two calls of the system
 
 
 class SegmentFile:
@@ -38,24 +37,36 @@ class SegmentFile:
 
     def measure(self) -> int:
         """Bytes that have been written, in whole pages."""
-        return os.fstat(self._descriptor).st_blocks * _BLOCK_BYTES
+        return measure(self._descriptor)
 
     def measure_parts(self) -> list[int]:
-        """The same of each seat: their parts lie one after the other, of equal size, and fill it but for its start."""
+        """The same of each seat: their parts lie one after the other, of equal size, and fill it but for its start.
+
+        Who has scattered what it wrote over its part is taken to have written all of it.
+        """
         seats = self._geometry.seats
         part = os.fstat(self._descriptor).st_size // seats
-        written = [0] * seats
-        end = 0
-        with contextlib.suppress(OSError):  # there is no more data
-            while True:
-                start = os.lseek(self._descriptor, end, os.SEEK_DATA)
-                end = os.lseek(self._descriptor, start, os.SEEK_HOLE)
-                for seat in range(start // part, min(seats, -(-end // part))):
-                    written[seat] += min(end, (seat + 1) * part) - max(start, seat * part)
-        return written
+        return [self._measure_part(seat * part, (seat + 1) * part) for seat in range(seats)]
 
-    def is_held_elsewhere(self) -> bool:
-        """Whether a rank has it still, as a descriptor or mapped; it is given to no more."""
+    def _measure_part(self, start: int, end: int) -> int:
+        written, at = 0, start
+        for _ in range(_MOST_EXTENTS):
+            try:
+                first = os.lseek(self._descriptor, at, os.SEEK_DATA)
+            except OSError:  # there is no more data
+                return written
+            if first >= end:
+                return written
+            at = min(end, os.lseek(self._descriptor, first, os.SEEK_HOLE))
+            written += at - first
+            if at == end:
+                return written
+        return end - start
+
+    def is_held_elsewhere(self) -> bool | None:
+        """Whether a rank has it still, as a descriptor or mapped; it is given to no more. None: nobody can say."""
+        if self.shared == self._descriptor:
+            return None
         if self._own >= 0:
             os.close(self._own)
             self._own = -1

@@ -122,7 +122,9 @@ class SegmentWatch:
         """Take in what the ranks have done, and report why the generation is over, if it is."""
         now = time.monotonic()
         self._segment.watcher.review()
-        self._segment.charge()
+        if (largest := self._segment.charge()) is not None:
+            why = "what it sends, and nobody has asked for, takes more shared memory than its worker has"
+            self._doorbells.drop(self._doorbells.local_ranks[largest], why)
         totals = self._segment.read_totals(self._segment.ranks[0])
         complete, culprit, reason = self._segment.watcher.decided()
         self._count(totals, complete, now)

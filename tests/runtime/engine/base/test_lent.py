@@ -11,7 +11,7 @@ import pytest
 
 from collectived_proto.ipc.arena import Arena
 from collectived_runtime.engine.base.arenas import ResultArenas
-from collectived_runtime.engine.base.lent import MemoryHolder
+from collectived_runtime.engine.base.lent import MemoryHolder, MemoryUser
 from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted, SessionBudget
 
 SIZE = 8 << 20
@@ -23,7 +23,8 @@ class Clients:
 
     def __init__(self) -> None:
         self.worker = MemoryBudget(LIMIT)
-        self.sessions = [SessionBudget(self.worker, 2 * SIZE) for _ in range(2)]
+        self.user = MemoryUser()
+        self.sessions = [SessionBudget(self.worker, 2 * SIZE, user=self.user) for _ in range(2)]
         self.descriptors: list[int] = []
         self.results = ResultArenas(self.worker, self, lambda: None)
 
@@ -74,12 +75,14 @@ def keep_opened_again(descriptor: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("keep", [keep_descriptor, keep_mapping, keep_unread_message, keep_opened_again])
-def test_what_a_client_keeps_counts_of_its_session_until_it_lets_go(keep: Callable[[int], Callable[[], None]]) -> None:
+def test_what_clients_keep_counts_of_their_sessions_until_they_let_go(
+    keep: Callable[[int], Callable[[], None]],
+) -> None:
     clients = Clients()
     clients.results.acquire(SIZE, [0])
     drop = keep(clients.descriptors.pop())
     clients.results.close()
-    assert clients.retained == [SIZE] * 3 and clients.worker.lent.retained_bytes == SIZE
+    assert clients.retained == [SIZE, SIZE // 2, SIZE // 2] and clients.worker.lent.retained_bytes == SIZE
     drop()
     assert clients.retained == [0] * 3 and clients.worker.lent.retained_bytes == 0
 
@@ -92,19 +95,29 @@ def test_what_nobody_keeps_is_given_back_at_once() -> None:
     assert clients.worker.used == 0
 
 
-def test_what_a_process_keeps_after_its_session_is_its_own() -> None:
+def test_what_processes_keep_after_their_sessions_counts_of_their_user() -> None:
     clients = Clients()
     clients.end_group()
     clients.sessions[0].close()
-    assert clients.retained[0] == SIZE, "the other session may have it still"
+    assert clients.retained == [SIZE, 0, SIZE] and clients.user.orphaned_bytes == 0, "the other session may have it"
     clients.sessions[1].close()
-    assert clients.retained == [0] * 3
+    assert clients.retained == [SIZE, 0, 0]
+    assert (clients.user.orphaned_bytes, clients.user.orphaned_count) == (SIZE, 1)
+    again = SessionBudget(clients.worker, SIZE, user=clients.user)
+    stranger = SessionBudget(clients.worker, SIZE, user=MemoryUser())
+    stranger.acquire(SIZE)
+    assert again.is_used_up_by_groups() and not stranger.is_used_up_by_groups()
+    with pytest.raises(MemoryExhausted, match=f"0 are in use and {SIZE} by its groups, also by those that are over"):
+        again.acquire(1)
     os.close(clients.descriptors.pop())
+    again.acquire(SIZE)
+    assert clients.retained[0] == 2 * SIZE and (clients.user.orphaned_bytes, clients.user.orphaned_count) == (0, 0)
 
 
 def test_a_session_that_keeps_as_much_as_it_may_have_gets_nothing_more() -> None:
     clients = Clients()
     session = clients.sessions[0]
+    clients.sessions[1].close()
     session.acquire(SIZE // 2)
     clients.end_group()
     with pytest.raises(
@@ -119,6 +132,17 @@ def test_a_session_that_keeps_as_much_as_it_may_have_gets_nothing_more() -> None
         os.close(descriptor)
     session.acquire(SIZE)
     assert not session.is_used_up_by_groups()
+
+
+def test_where_nobody_can_say_who_has_it_the_living_sessions_are_taken_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collectived_proto.ipc.arena.reopen", lambda *_: -1)  # as without /proc
+    clients = Clients()
+    clients.end_group()
+    os.close(clients.descriptors.pop())
+    assert clients.retained == [SIZE, SIZE // 2, SIZE // 2]
+    for session in clients.sessions:
+        session.close()
+    assert clients.retained == [0] * 3 and clients.user.orphaned_bytes == 0
 
 
 def test_memory_that_nobody_keeps_any_more_is_found_before_anybody_is_refused() -> None:

@@ -32,6 +32,7 @@ from collectived_proto.types import (
     ReportKind,
     Tier,
 )
+from collectived_runtime.engine.base.lent import MemoryUser
 from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted, SessionBudget
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.base.topology import GroupTopology
@@ -75,10 +76,11 @@ class Host:
         self.reports: list[Report] = []
         self.ends: list[socket.socket] = []
         self.budget = MemoryBudget(1 << 30)
+        self.user = MemoryUser()
         self.sessions: list[SessionBudget] = []
         self.ended: list[int] = []  # ranks whose sessions have written too much
         for member in members:
-            session = SessionBudget(self.budget, SESSION_LIMIT)
+            session = SessionBudget(self.budget, SESSION_LIMIT, user=self.user)
             session.on_exceeded = partial(self.ended.append, member.rank)
             self.sessions.append(session)
             local_rank = LocalRank(member.rank, member, lambda *_: np.zeros(0, np.uint8), -1, holder=session)
@@ -288,7 +290,8 @@ def test_its_memory_is_charged_and_so_is_what_members_write_into_their_parts(hos
     descriptor = write_last_part(host, 40 * MIB)
     host.watch.look()
     assert host.budget.used >= 40 * MIB and host.ended == []
-    assert all(session.lent_bytes == host.budget.used - fixed for session in host.sessions), "both may have written it"
+    idle, writer = host.sessions
+    assert idle.lent_bytes == fixed // 2 and writer.lent_bytes == host.budget.used - idle.lent_bytes
     os.close(descriptor)
     host.watch.close()
     assert host.budget.used == 0
@@ -299,36 +302,62 @@ def test_its_memory_is_charged_and_so_is_what_members_write_into_their_parts(hos
 
 
 @pytest.mark.parametrize(
-    ("size", "limit", "ended"),
-    [(SESSION_LIMIT - 8 * MIB, 1024 * MIB, []), (SESSION_LIMIT + 8 * MIB, 1024 * MIB, [1]), (40 * MIB, 20 * MIB, [1])],
+    ("size", "limit", "ended", "closed"),
+    [
+        (SESSION_LIMIT - 8 * MIB, 1024 * MIB, [], False),
+        (SESSION_LIMIT + 8 * MIB, 1024 * MIB, [1], False),
+        (40 * MIB, 20 * MIB, [], True),
+    ],
     ids=["as much as it may", "more than it may", "more than the worker has"],
 )
-def test_the_session_that_has_written_too_much_is_ended(host: Host, size: int, limit: int, ended: list[int]) -> None:
+def test_the_session_that_has_written_too_much_is_ended_or_its_rank_let_go(
+    host: Host, size: int, limit: int, ended: list[int], closed: bool
+) -> None:
     descriptor = write_last_part(host, size)
     host.budget.limit = limit
     host.watch.look()
     assert host.ended == ended
+    assert [host.doorbells.local_ranks[rank].closed for rank in range(2)] == [False, closed]
     os.close(descriptor)
     host.watch.close()
     assert host.budget.used == 0 == host.sessions[0].lent_bytes
 
 
-def test_memory_that_a_rank_keeps_counts_of_its_session_when_the_generation_is_over(host: Host) -> None:
+def test_memory_that_a_rank_keeps_counts_of_those_who_wrote_it_when_the_generation_is_over(host: Host) -> None:
     descriptor = write_last_part(host, 40 * MIB)
     host.watch.close()
-    host.sessions[0].close()
+    idle, writer = host.sessions
     taken = os.fstat(descriptor).st_blocks * 512
-    assert taken >= 40 * MIB
-    assert host.budget.used == host.budget.lent.retained_bytes == host.sessions[1].lent_bytes == taken
+    assert taken >= 40 * MIB and host.budget.used == host.budget.lent.retained_bytes == taken
+    assert idle.lent_bytes < MIB and writer.lent_bytes >= 40 * MIB
     with mmap.mmap(descriptor, 0) as memory:
-        memory[40 * MIB : 70 * MIB] = bytes(30 * MIB)
+        memory[-90 * MIB :] = bytes(90 * MIB)
         host.budget.lent.settle()
-        assert host.sessions[1].lent_bytes >= 70 * MIB and host.ended == []
-        memory[: 60 * MIB] = bytes(60 * MIB)
+        assert writer.lent_bytes >= 90 * MIB and host.ended == []
+        memory[-110 * MIB :] = bytes(110 * MIB)
         host.budget.lent.settle()
         assert host.ended == [1], "what it writes later counts too"
-    assert host.budget.used == 0, "what only processes have whose sessions have ended is theirs"
+    writer.close()
+    assert host.user.orphaned_bytes == 0 and host.budget.used >= 110 * MIB
+    idle.close()
+    assert host.user.orphaned_bytes == host.budget.used >= 110 * MIB
     os.close(descriptor)
+    host.budget.lent.settle()
+    assert host.user.orphaned_bytes == 0 == host.budget.used
+
+
+def test_who_scatters_what_it_writes_has_written_all_of_its_part(host: Host) -> None:
+    descriptor = write_last_part(host, MIB)
+    with mmap.mmap(descriptor, 0) as memory:
+        part = len(memory) // 2
+        for page in range(600):
+            memory[len(memory) - 2 * (page + 1) * mmap.PAGESIZE] = 1
+        memory[part // 2] = 1
+    host.watch.look()
+    idle, writer = host.sessions
+    assert idle.lent_bytes < 16 * MIB and writer.lent_bytes >= part and host.ended == [1]
+    os.close(descriptor)
+    host.watch.close()
 
 
 def test_generations_add_up(host: Host) -> None:
