@@ -28,7 +28,7 @@ TORCH_VENV := .venv-torch
 NCCL_VENV := .venv-nccl
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-torch test-gpu test-nccl test-kill test-slurm drills bench bench-torch fuzz mutants native sanitize wheels docs check format lint types layers proto proto-check proto-release clean
+.PHONY: help setup demo test test-unit test-lines test-torch test-gpu test-nccl test-kill test-slurm drills bench bench-torch fuzz mutants native sanitize wheels docs check format lint types layers proto proto-check proto-release clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -60,6 +60,10 @@ test-kill: $(READY) ## kill launchers over ssh at ten random moments, and look f
 
 test-slurm: $(READY) ## run the tests that start a Slurm of their own (root; slurm-wlm and munge installed)
 	COLLECTIVED_TEST_SLURM=1 $(BIN)/python -m pytest -n 0 -rs tests/e2e/launcher/slurm/test_launch_in_slurm.py
+
+test-lines: $(READY) ## plant an error at every line that a rank comes to when it joins and submits; make test: at every ninth
+	COLLECTIVED_TEST_STRIDE=1 $(BIN)/python -m pytest $(PYTEST_OPTIONS) tests/e2e/faults/test_failure_amid_join.py \
+	    tests/e2e/faults/test_failure_amid_submission.py
 
 drills: $(READY) ## provoke every fault that is known, and write what came of it into docs/reliability.md
 	$(BIN)/python -m tests.drills

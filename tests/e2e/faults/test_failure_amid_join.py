@@ -106,15 +106,17 @@ def join_amid(cluster: Any, name: str, on_line: Callable[[FrameType, int], None]
 
 @pytest.mark.timeout(500)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("workers", ["one_worker", "two_workers"])
 @pytest.mark.parametrize("transport", ["", "grpc"], indirect=True)
-def test_an_error_at_a_line_of_a_join_keeps_nobody_waiting(one_worker: Any, request: Any, transport: str) -> None:
-    """At every STRIDE-th line that a join comes to; COLLECTIVED_TEST_STRIDE=1: at each."""
+def test_an_error_at_a_line_of_a_join_keeps_nobody_waiting(request: Any, workers: str, transport: str) -> None:
+    """At every STRIDE-th line that a join comes to; COLLECTIVED_TEST_STRIDE=1 (`make test-lines`): at each."""
+    cluster = request.getfixturevalue(workers)
     lines: dict[Line, None] = {}
 
     def record(frame: FrameType, line: int) -> None:
         lines.setdefault((frame.f_code, line))
 
-    join_amid(one_worker, f"{request.node.name}-all", record)
+    join_amid(cluster, f"{request.node.name}-all", record)
     assert len(lines) > 100
 
     def fail(number: int, at: Line) -> None:
@@ -125,7 +127,7 @@ def test_an_error_at_a_line_of_a_join_keeps_nobody_waiting(one_worker: Any, requ
                 raise left.pop()
 
         try:
-            join_amid(one_worker, f"{request.node.name}-{number}", plant)
+            join_amid(cluster, f"{request.node.name}-{number}", plant)
         except BaseException as error:
             raise AssertionError(f"{at[0].co_qualname}, line {at[1]}") from error
 
