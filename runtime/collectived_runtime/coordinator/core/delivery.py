@@ -21,8 +21,12 @@ def deliver(
     """Send a verdict to all workers of a generation, unless an earlier one covers all that it covers.
 
     One that only says that a rank has left does not: sends and receives between others went on. Without `fault` it only
-    announces that a rank left in order.
+    announces that a rank left in order. What reaches further back than a deadline that somebody has heard of by then
+    says the same: it is one failure, of which ranks hear where they stand.
     """
+    known = next((one for one in generation.verdicts if not one.orderly), None)
+    if known is not None and (known.code, verdict.code) == (Code.DEADLINE_EXCEEDED,) * 2:
+        verdict = replace(known, from_instance=verdict.from_instance)
     if is_uncovered(generation, verdict.from_instance, verdict.orderly):
         generation.verdicts.append(verdict)
         for inquiry in list(registry.inquiries.values()):
