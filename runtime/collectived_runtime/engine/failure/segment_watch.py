@@ -35,6 +35,7 @@ from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker
 _LOOK_SECONDS = 0.05  # between two looks at an instance that somebody waits for
 _LATER_LOOK_SECONDS = 0.2  # the same once it has been waited for long
 _EXPLAIN_SECONDS = 0.1  # in which a rank that ended the generation says why
+_MOST_INSTANCES = 1 << 39  # no generation begins with a larger number: a word has no room for it
 _ENDED_BY_A_RANK = (core.ABORTED, core.INTERRUPTED, core.FAILED)
 _OPERATIONS = {getattr(core, name.upper()): name for name in BUS_FACTORS}
 _MESSAGES = {core.SENDS: "send", core.RECEIVES: "recv"}
@@ -126,7 +127,7 @@ class SegmentWatch:
             why = "what it sends, and nobody has asked for, takes more shared memory than its worker has"
             self._doorbells.drop(self._doorbells.local_ranks[largest], why)
         totals = self._segment.read_totals(self._segment.ranks[0])
-        complete, culprit, reason = self._segment.watcher.decided()
+        complete, culprit, reason = self._read_word()
         self._count(totals, complete, now)
         self._recall(complete, now)
         tracker = self._tracker
@@ -147,6 +148,13 @@ class SegmentWatch:
             self._look_at = now + (_LOOK_SECONDS if young else _LATER_LOOK_SECONDS)
         if reason and not self._reported:
             self._report_end(complete, culprit, reason, now)
+
+    def _read_word(self) -> tuple[int, int, int]:
+        """(complete, culprit, reason), as far as a member cannot have made it up: nobody comes beyond such a number."""
+        complete, culprit, reason = self._segment.watcher.decided()
+        if complete < _MOST_INSTANCES:
+            return complete, culprit, reason
+        return self._tracker.next_number, core.WORKER_SEAT, core.NONSENSE
 
     def _count(self, totals: list[Total], complete: int, now: float) -> None:
         """Count what has completed since the last look, in the words of the first rank."""
@@ -228,7 +236,8 @@ class SegmentWatch:
         elif reason == core.NONSENSE and rank >= 0:
             self._reported = True
             self._doorbells.drop(self._doorbells.local_ranks[rank], "it has written nonsense into shared memory")
-        elif reason == core.MISMATCH or (reason in _ENDED_BY_A_RANK and rank >= 0):  # ranks say more in a moment
+        elif reason in (core.MISMATCH, core.NONSENSE) or (reason in _ENDED_BY_A_RANK and rank >= 0):
+            # Ranks say more in a moment.
             self._explain_by = min(self._explain_by, now + _EXPLAIN_SECONDS)
 
     def lost(self, rank: int) -> None:
@@ -280,7 +289,7 @@ class SegmentWatch:
     def _explain(self) -> None:
         """Report the end of the generation for ranks that have not said more about it."""
         self._explain_by = math.inf
-        complete, culprit, reason = self._segment.watcher.decided()
+        complete, culprit, reason = self._read_word()
         rank = self._find_rank(culprit)
         if reason == core.MISMATCH:
             self._report_mismatch(complete)
@@ -298,7 +307,7 @@ class SegmentWatch:
     def close(self) -> None:
         """Count what is complete by now, and let go of the memory."""
         now, totals = time.monotonic(), self._segment.read_totals(self._segment.ranks[0])
-        complete, _, _ = self._segment.watcher.decided()
+        complete, _, _ = self._read_word()
         self._count(totals, complete, now)
         self._settle_totals(complete, now)
         self._recall(complete, now, is_over=True)

@@ -397,6 +397,31 @@ def test_an_instance_that_the_first_rank_did_not_live_to_count_counts(host: Host
     engines[0].detach()
 
 
+def test_a_number_that_no_rank_can_have_come_to_is_a_mismatch_of_the_instance_that_was_open(host: Host) -> None:
+    engines = [host.attach(rank) for rank in range(2)]
+    host.watch.offer(host.doorbells.local_ranks[0])
+    _, knockers, _, _ = socket.recv_fds(host.ends[0], messages.MAX_MESSAGE, 1)
+    _, memories, _, _ = socket.recv_fds(host.ends[0], messages.MAX_MESSAGE, 1)
+    with mmap.mmap(memories[0], mmap.PAGESIZE) as memory:
+        words = np.frombuffer(memory, np.uint64)
+        before = words.copy()
+        together(engines, lambda engine, rank: carry_out(engine, rank, sums=3))
+        host.watch.look()
+        [decided] = [place for place in np.flatnonzero(words - before) if words[place] >> np.uint64(24) == 3]
+        words[decided] |= np.uint64(1 << 63)
+        host.watch.look()
+        host.watch.on_timer(host.watch.next_deadline())
+        del words
+    [report] = host.reports
+    assert (report.kind, report.instance) == (ReportKind.MISMATCH, 3) and "shared memory" in report.text
+    for engine in engines:
+        engine.detach()
+    for descriptor in (*knockers, *memories):
+        os.close(descriptor)
+    host.watch.close()
+    assert host.counters.done == 3
+
+
 def test_an_end_whose_culprit_a_member_has_made_up_since_is_a_mismatch_that_names_nobody(host: Host) -> None:
     host.watch.offer(host.doorbells.local_ranks[0])
     _, knockers, _, _ = socket.recv_fds(host.ends[0], messages.MAX_MESSAGE, 1)
