@@ -463,6 +463,9 @@ class FarWorker(worker_pb2_grpc.WorkerServicer):
         joined = worker_pb2.Joined(group=group, rank=request.rank, door=f"{self.path[:-1]}d", token=b"b" * 16)
         yield worker_pb2.JoinEvent(joined=joined)
 
+    def Leave(self, request: worker_pb2.LeaveRequest, context: grpc.ServicerContext) -> worker_pb2.LeaveReply:
+        return worker_pb2.LeaveReply()
+
     def Prepare(self, request: worker_pb2.PrepareRequest, context: grpc.ServicerContext) -> worker_pb2.PrepareReply:
         if self.mute:
             ended = threading.Event()

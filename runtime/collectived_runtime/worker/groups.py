@@ -25,7 +25,6 @@ from collectived_proto.codec import (
 )
 from collectived_proto.errors import (
     Code,
-    FailedPreconditionError,
     InvalidArgumentError,
     ResourceExhaustedError,
 )
@@ -50,10 +49,11 @@ from collectived_runtime.worker.observe.totals import LoopTotals
 from collectived_runtime.worker.prepared import PreparedCache
 from collectived_runtime.worker.remote_ranks.remote_rank import RemoteRankSession
 from collectived_runtime.worker.remote_ranks.submit import RemoteRank
-from collectived_runtime.worker.sessions import HeldRank, Session, disconnect_rank
+from collectived_runtime.worker.sessions import HeldRank, Session, call_soon_threadsafe, disconnect_rank
 
 log = logging.getLogger("collectived.worker")
 
+_KEPT_MEMORY_SECONDS = 1.0
 IDLE_RELEASE_SECONDS = 10.0  # after which a group that does nothing gives its memory back
 # What group loops and local ranks need of the system is not there: descriptors, memory, or (RuntimeError) a thread.
 RESOURCE_ERRORS = (OSError, MemoryError, RuntimeError)
@@ -91,6 +91,9 @@ class Groups:
         self._rules = rules
         self._loop = asyncio.get_running_loop()
         self.client_joins = ClientJoins(send, is_connected)
+        self._kept_memory = resources.budget.lent
+        self._kept_memory.on_kept = lambda: call_soon_threadsafe(self._loop, self._watch_kept_memory)
+        self._is_watching_kept_memory = False
         # By group key and the generation in which the group loop began; ranks for which none could be made, and why.
         self._group_loops: dict[tuple[int, int], GroupLoop] = {}
         self._rejected_ranks: dict[tuple[int, int], dict[int, str]] = {}
@@ -111,8 +114,6 @@ class Groups:
         Raises:
             CollectiveError: refused, by this worker or by the coordinator.
         """
-        if not session.is_remote and not session.has_socket:
-            raise FailedPreconditionError("this session shares memory: it has to connect its socket before it joins")
         ask = make_join_ask(session, request, self._place, self._rules)
         with session.acquire_join_slot():
             self._check_quotas(ask.name)
@@ -350,6 +351,18 @@ class Groups:
             self._send(pb.WorkerMessage(measured=measured))
 
         link_probe.start_probe(self._task, asked.peer, asked.link_address, self._connection_server, found)
+
+    def _watch_kept_memory(self) -> None:
+        """Look every second whether clients still have what they keep of groups that are over."""
+        if not self._is_watching_kept_memory:
+            self._is_watching_kept_memory = True
+            self._loop.call_later(_KEPT_MEMORY_SECONDS, self._settle_kept_memory)
+
+    def _settle_kept_memory(self) -> None:
+        self._is_watching_kept_memory = False
+        self._kept_memory.settle()
+        if self._kept_memory.retained_bytes:
+            self._watch_kept_memory()
 
     # From group loops, in their threads
 

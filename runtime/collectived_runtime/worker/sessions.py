@@ -135,7 +135,7 @@ class Session:
 
     def sample_stack(self, loop: asyncio.AbstractEventLoop, take: StackTaker) -> None:
         """Have `take` told, in the event loop's thread, where the threads of the client are. From any thread."""
-        _call_soon_threadsafe(loop, lambda: self.stacks.sample(take))
+        call_soon_threadsafe(loop, lambda: self.stacks.sample(take))
 
     @property
     def ended_error(self) -> UnavailableError:
@@ -179,7 +179,7 @@ class Session:
         """A group loop is about to look into this session's memory; what it calls when it will do so no more."""
         self._memory_users += 1
         loop = asyncio.get_running_loop()
-        return lambda: _call_soon_threadsafe(loop, self._release_memory)
+        return lambda: call_soon_threadsafe(loop, self._release_memory)
 
     def _release_memory(self) -> None:
         self._memory_users -= 1
@@ -318,7 +318,8 @@ def disconnect_rank(holding: HeldRank, why: str) -> None:
     asyncio.get_running_loop().call_later(2 * DOORBELL_GRACE_SECONDS, holding.group_loop.disconnect, holding.rank, why)
 
 
-def _call_soon_threadsafe(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
+def call_soon_threadsafe(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
+    """Have the loop call it, unless the loop has ended."""
     with contextlib.suppress(RuntimeError):  # the loop has closed, and the worker with it
         loop.call_soon_threadsafe(what)
 
@@ -408,7 +409,7 @@ class Sessions:
             ),
         )
         loop = asyncio.get_running_loop()
-        share.on_exceeded = lambda: _call_soon_threadsafe(loop, session.end_for_memory)
+        share.on_exceeded = lambda: call_soon_threadsafe(loop, session.end_for_memory)
         self.opened_count += 1
         self._sessions[session.session_id] = session
         return session

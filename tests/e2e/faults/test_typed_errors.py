@@ -166,6 +166,10 @@ def test_a_killed_client_ends_the_others_within_a_second_and_leaves_nothing(
     daemons = [worker.process.pid for worker in cluster.workers]
     cluster.run(2, lambda group: group.all_reduce("sum", np.ones(1 << 20, np.float32)))  # threads that help stay
     before = [held(pid) for pid in daemons]
+
+    def list_left() -> list[str]:
+        return [one for pid, then in zip(daemons, before, strict=True) for one in held(pid) - then]
+
     name = f"killed-{forks}"
     victim = cluster.client(
         1,
@@ -213,7 +217,10 @@ except cd.errors.UnavailableError as error:
         _, at, missing, *text = out.split(maxsplit=3)
         assert status == 0 and float(at) - killed_at <= 1.0 + delays.room and missing == "[1]"
         assert "rank 1" in text[0] and str(victim.pid) in text[0]
-        settle(lambda: not any(held(pid) - then for pid, then in zip(daemons, before, strict=True)))
+        settle(lambda: all(children and "memfd" in one for one in list_left()))  # what these have mapped counts on
+        while children:
+            os.kill(children.pop(), signal.SIGKILL)
+        settle(lambda: not list_left())
     finally:
         victim.kill()
         for child in children:

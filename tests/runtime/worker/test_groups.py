@@ -14,7 +14,7 @@ import pytest
 from tests.waiting import settle
 
 from collectived_proto.devices import DeviceName
-from collectived_proto.errors import FailedPreconditionError, InternalError, ResourceExhaustedError
+from collectived_proto.errors import InternalError, ResourceExhaustedError
 from collectived_proto.group_codec import formed_to_bytes
 from collectived_proto.types import GroupInfo, Member, Peer, Tier
 from collectived_proto.v1 import coordinator_pb2 as pb
@@ -210,16 +210,5 @@ def test_a_client_that_hangs_up_in_the_moment_in_which_it_is_given_its_place_los
         held = scene.session.held_ranks[0]
         while not held.group_loop.local_ranks[0].closed:
             await asyncio.sleep(0.01)
-
-    played(play)
-
-
-def test_a_session_that_shares_memory_joins_nothing_before_it_has_its_socket(threads: list[bool]) -> None:
-    async def play(scene: Scene) -> None:
-        scene.session = Session(Client("h", 1, "", "job"), scene.session.budget, lambda _: None, devices=(DEVICE,))
-        request = worker_pb2.JoinRequest(name="g", min_size=1, max_size=1)
-        with pytest.raises(FailedPreconditionError, match="connect its socket"):
-            await anext(scene.groups.join(scene.session, request))
-        assert not scene.said
 
     played(play)

@@ -108,12 +108,17 @@ class LentMemory:
 
 
 class LentMemories:
-    """All of one worker; may be used by several threads."""
+    """All of one worker; may be used by several threads.
+
+    Attributes:
+        on_kept: called, in any thread, when somebody has what was given back: `settle` is due in a while.
+    """
 
     def __init__(self, whole: WholeBudget) -> None:
         self._whole = whole
         self._lock = threading.Lock()
         self._all: list[LentMemory] = []
+        self.on_kept: Callable[[], None] = lambda: None
 
     @property
     def retained_bytes(self) -> int:
@@ -135,6 +140,9 @@ class LentMemories:
             for holder in set(lent.holders):
                 holder.retained_count += 1
             self._settle(lent)
+            is_kept = lent in self._all
+        if is_kept:
+            self.on_kept()
 
     def update(self, lent: LentMemory) -> bool:
         """Count one memory anew, quickly where nothing has changed; whether it takes more than before."""
