@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from collectived_proto.ipc.shared_file import is_open_elsewhere, measure, reopen
+from collectived_proto.ipc.shared_file import SharedFile
 
 F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; not named by Python's fcntl
 SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -37,8 +37,7 @@ class Arena:
     descriptor: int
     memory: mmap.mmap | None
     committed: int = 0
-    shared: int = -1  # of a file of its own, which clients are given; -1: there is none, or none any more
-    has_shared: bool = False
+    file: SharedFile | None = None  # in the worker
     _array: NDArray[np.uint8] | None = field(default=None, repr=False)
 
     def round_to_page(self, upto: int) -> int:
@@ -87,20 +86,15 @@ class Arena:
     @property
     def shared_descriptor(self) -> int:
         """What is handed to a client."""
-        return self.descriptor if self.shared < 0 else self.shared
+        assert self.file is not None
+        return self.file.given
 
-    def is_held_elsewhere(self) -> bool | None:
-        """Whether a client has it still, as a descriptor or mapped; None: nobody can say."""
-        if not self.has_shared:
-            return None
-        if self.shared >= 0:
-            os.close(self.shared)
-            self.shared = -1
-        return is_open_elsewhere(self.descriptor)
-
-    def measure(self) -> int:
-        """Bytes of the pages that exist."""
-        return measure(self.descriptor)
+    def detach(self) -> SharedFile:
+        """Let go of it but for its file, which is the caller's to close."""
+        assert self.file is not None
+        self.unmap()
+        self.descriptor = -1
+        return self.file
 
     def discard(self) -> bool:
         """Give the pages of an arena for inputs back, whoever else still has it, and unmap it.
@@ -130,11 +124,10 @@ class Arena:
                 memory.close()
 
     def close(self) -> None:
-        """Close descriptors and mapping; idempotent."""
-        for descriptor in (self.descriptor, self.shared):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self.descriptor = self.shared = -1
+        """Close file and mapping; idempotent."""
+        if self.file is not None:
+            self.file.close()
+        self.descriptor = -1
         self.unmap()
 
 
@@ -150,14 +143,11 @@ def create(number: int, size: int, *, readers_only: bool) -> Arena:
         memory = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         seals = SIZE_SEALS | (F_SEAL_FUTURE_WRITE if readers_only else 0)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
+        file = SharedFile(descriptor, os.O_RDONLY if readers_only else os.O_RDWR)
     except BaseException:
         os.close(descriptor)
         raise
-    made = Arena(number, size, descriptor, memory)
-    with contextlib.suppress(OSError):  # then nobody knows who holds it
-        made.shared = reopen(descriptor, os.O_RDONLY if readers_only else os.O_RDWR)
-        made.has_shared = made.shared >= 0
-    return made
+    return Arena(number, size, descriptor, memory, file=file)
 
 
 def attach(number: int, size: int, descriptor: int, *, writable: bool) -> Arena:

@@ -128,7 +128,6 @@ class SessionArenas:
         for number in list(self._arenas):
             self.drop(number)
         for arena in self._dropped:  # whoever looks into one keeps it
-            arena.unmap()
             self._give_back(arena)
         self._dropped.clear()
 
@@ -145,7 +144,8 @@ class SessionArenas:
     def _give_back(self, arena: Arena) -> None:
         """What its client keeps of it, or writes into it anew, counts on."""
         self._budget.release(arena.size)
-        self._budget.lent.give_back(LentMemory(arena, [self._budget], measure_parts=lambda: [arena.measure()]))
+        file = arena.detach()
+        self._budget.lent.give_back(LentMemory(file, [self._budget], measure_parts=lambda: [file.measure()]))
 
     def _enqueue_request(self, grant: Callable[[], Awaitable[None]]) -> None:
         if len(self._pending_requests) >= MAX_PENDING_REQUESTS:

@@ -53,7 +53,7 @@ from collectived_runtime.worker.sessions import HeldRank, Session, call_soon_thr
 
 log = logging.getLogger("collectived.worker")
 
-_KEPT_MEMORY_SECONDS = 1.0
+_KEPT_MEMORY_SECONDS = 1.0  # between two looks whether clients have what they keep
 IDLE_RELEASE_SECONDS = 10.0  # after which a group that does nothing gives its memory back
 # What group loops and local ranks need of the system is not there: descriptors, memory, or (RuntimeError) a thread.
 RESOURCE_ERRORS = (OSError, MemoryError, RuntimeError)
@@ -361,7 +361,7 @@ class Groups:
     def _settle_kept_memory(self) -> None:
         self._is_watching_kept_memory = False
         self._kept_memory.settle()
-        if self._kept_memory.retained_bytes:
+        if self._kept_memory.has_retained:
             self._watch_kept_memory()
 
     # From group loops, in their threads

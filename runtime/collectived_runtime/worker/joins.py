@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -144,8 +145,9 @@ def _give_place_up(join: ClientJoin, latest: asyncio.Future[JoinAnswer]) -> None
         unheard.append(join.answers.get_nowait())
     for event in unheard:
         if isinstance(event, worker_pb2.JoinEvent) and event.HasField("joined"):
-            held = join.session.find_held_rank(event.joined.group.key, event.joined.rank)
-            disconnect_rank(held, "its client hung up while it joined")
+            with contextlib.suppress(NotFoundError):  # it has left since
+                held = join.session.find_held_rank(event.joined.group.key, event.joined.rank)
+                disconnect_rank(held, "its client hung up while it joined")
 
 
 def make_join_ask(

@@ -409,7 +409,7 @@ class Sessions:
             ),
         )
         loop = asyncio.get_running_loop()
-        share.on_exceeded = lambda: call_soon_threadsafe(loop, session.end_for_memory)
+        share.expel = lambda: call_soon_threadsafe(loop, session.end_for_memory)
         self.opened_count += 1
         self._sessions[session.session_id] = session
         return session

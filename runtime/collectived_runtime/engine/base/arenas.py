@@ -219,8 +219,7 @@ class ResultArenas:
         """It counts until those to whom it was handed have unmapped it."""
         self._budget.release(arena.committed)
         if holders := self._readers.list_holders():
-            arena.unmap()
-            self._budget.lent.give_back(LentMemory(arena, holders))
+            self._budget.lent.give_back(LentMemory(arena.detach(), holders))
         else:
             arena.close()
 

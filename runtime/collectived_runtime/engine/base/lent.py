@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from collectived_proto.ipc.shared_file import SharedFile
+
 
 class MemoryUser:
     """A user of the system: how much its processes keep though their sessions have ended, and of how many groups."""
@@ -27,30 +29,16 @@ class MemoryUser:
 
 
 class MemoryHolder(Protocol):
-    """A session, as far as it has memory of its groups."""
+    """A session, as far as it has memory of its groups; `expel` ends it, in any thread."""
 
     is_closed: bool
     lent_bytes: int
     retained_count: int
     user: MemoryUser
+    expel: Callable[[], None]
 
     def is_exceeded(self) -> bool:
         """Whether it has more than it may have."""
-
-    def expel(self) -> None:
-        """End the session, which has written more than it may have."""
-
-
-class GroupMemory(Protocol):
-    """Memory of a group, as its worker holds it."""
-
-    def measure(self) -> int:
-        """Bytes that it takes."""
-
-    def is_held_elsewhere(self) -> bool | None:
-        """Whether a client has it, asked only when it will be given to nobody any more; None: nobody can say."""
-
-    def close(self) -> None: ...
 
 
 class WholeBudget(Protocol):
@@ -71,7 +59,7 @@ class LentMemory:
         seen: what was last looked at: a memory that is the same is quickly through.
     """
 
-    memory: GroupMemory
+    file: SharedFile
     holders: Sequence[MemoryHolder]
     allowance: int = 0
     measure_parts: Callable[[], Sequence[int]] | None = None
@@ -88,7 +76,7 @@ class LentMemory:
         """Whether the worker needs it, or a client has it; where nobody can say, its sessions are taken to have it."""
         if not self.is_given_back:
             return True
-        held = self.memory.is_held_elsewhere()
+        held = self.file.is_held_elsewhere()
         return bool(self.list_living()) if held is None else held
 
     def divide(self, size: int) -> tuple[int, Counter[MemoryHolder]]:
@@ -119,6 +107,11 @@ class LentMemories:
         self._lock = threading.Lock()
         self._all: list[LentMemory] = []
         self.on_kept: Callable[[], None] = lambda: None
+
+    @property
+    def has_retained(self) -> bool:
+        """Whether clients have anything that the worker has given back, be it without pages."""
+        return any(one.is_given_back for one in list(self._all))
 
     @property
     def retained_bytes(self) -> int:
@@ -161,9 +154,9 @@ class LentMemories:
             self._all = [one for one in self._all if one is not lent]
             for holder in set(lent.holders):
                 holder.retained_count -= 1
-            lent.memory.close()
+            lent.file.close()
             return False
-        seen = lent.memory.measure(), len(lent.list_living()), lent.is_given_back
+        seen = lent.file.measure(), len(lent.list_living()), lent.is_given_back
         if seen == lent.seen:
             return False
         before, parts_before = lent.counted, lent.parts

@@ -94,7 +94,7 @@ class SessionBudget(MemoryBudget):
         lent_bytes: of memory of its groups: what it has written into their segments, and keeps when they are over.
         retained_count: of groups that are over; each takes a descriptor of the worker.
         is_closed: its session has ended, and answers for nothing any more.
-        on_exceeded: called, in any thread, when it has written more than it may have: its session must end.
+        expel: ends its session, in any thread, for it has written more than it may have.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class SessionBudget(MemoryBudget):
         self.retained_count = 0
         self.is_closed = False
         self.user = MemoryUser() if user is None else user
-        self.on_exceeded: Callable[[], None] = lambda: None
+        self.expel: Callable[[], None] = lambda: None
         self._parent = whole
         self.lent = whole.lent
         self._key = key
@@ -172,7 +172,3 @@ class SessionBudget(MemoryBudget):
     def kept_bytes(self) -> int:
         """Of memory of its groups, and of those of its user's sessions that have ended."""
         return self.lent_bytes + self.user.orphaned_bytes
-
-    def expel(self) -> None:
-        """End the session."""
-        self.on_exceeded()

@@ -86,7 +86,7 @@ class GroupSegment:
         seat = self.seats[local_rank.rank]
         doorbells.send(local_rank, messages.encode_bare(messages.MessageType.KNOCKER), self._knocker)
         offered = messages.SegmentOffer(self._generation, seat, self._geometry.encode())
-        doorbells.send(local_rank, offered.encode(), self._file.shared)
+        doorbells.send(local_rank, offered.encode(), self._file.given)
 
     def charge(self) -> int | None:
         """Have what has been written of the memory since counted, and a session ended that has written too much.

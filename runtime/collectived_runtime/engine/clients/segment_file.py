@@ -6,16 +6,13 @@ import os
 
 from collectived_native import core, segment
 from collectived_native.segment import Geometry
-from collectived_proto.ipc.shared_file import is_open_elsewhere, measure, reopen
+from collectived_proto.ipc.shared_file import SharedFile
 
 _MOST_EXTENTS = 256  # of a part that are looked at: each takes two calls of the system
 
 
-class SegmentFile:
+class SegmentFile(SharedFile):
     """A segment that has just been made.
-
-    Attributes:
-        shared: the descriptor that ranks are given.
 
     Raises:
         OSError: there is no memory, or no descriptor, for it.
@@ -23,24 +20,19 @@ class SegmentFile:
 
     def __init__(self, geometry: Geometry) -> None:
         self._geometry = geometry
-        self._descriptor = segment.create(geometry)
+        descriptor = segment.create(geometry)
         try:
-            self._own = reopen(self._descriptor, os.O_RDWR)
+            super().__init__(descriptor, os.O_RDWR)
         except BaseException:
-            os.close(self._descriptor)
+            os.close(descriptor)
             raise
-        self.shared = self._own if self._own >= 0 else self._descriptor
 
     def watch(self) -> core.Watcher:
         """Map it, to watch it."""
         return segment.watch(self._descriptor, self._geometry)
 
-    def measure(self) -> int:
-        """Bytes that have been written, in whole pages."""
-        return measure(self._descriptor)
-
     def measure_parts(self) -> list[int]:
-        """The same of each seat: their parts lie one after the other, of equal size, and fill it but for its start.
+        """Bytes that each seat has written: seats' parts lie one after the other, of equal size, and fill the file.
 
         Who has scattered what it wrote over its part is taken to have written all of it.
         """
@@ -62,18 +54,3 @@ class SegmentFile:
             if at == end:
                 return written
         return end - start
-
-    def is_held_elsewhere(self) -> bool | None:
-        """Whether a rank has it still, as a descriptor or mapped; it is given to no more. None: nobody can say."""
-        if self.shared == self._descriptor:
-            return None
-        if self._own >= 0:
-            os.close(self._own)
-            self._own = -1
-        return is_open_elsewhere(self._descriptor)
-
-    def close(self) -> None:
-        for descriptor in (self._descriptor, self._own):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._descriptor = self._own = -1

@@ -166,8 +166,12 @@ class FaultReporter:
             group = unscoped_name(self._topology.group.name)
             log.log(
                 self._stall_level,
-                *("group %s: %s of rank %d has been waiting for %s for %.1f s", group, text, rank),
-                *(peer_text(peer), waited),
+                "group %s: %s of rank %d has been waiting for %s for %.1f s",
+                group,
+                text,
+                rank,
+                peer_text(peer),
+                waited,
             )
         report = self._tracker.make_report(ReportKind.UNANSWERED, -1, rank=rank, text=text, timeout=waited)
         self._send_report(replace(report, peer=peer))

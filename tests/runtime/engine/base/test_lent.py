@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from collectived_proto.ipc.arena import Arena
-from collectived_runtime.engine.base.arenas import ResultArenas
-from collectived_runtime.engine.base.lent import MemoryHolder, MemoryUser
+from collectived_runtime.engine.base.arenas import ResultArenas, new_arena
+from collectived_runtime.engine.base.lent import LentMemory, MemoryHolder, MemoryUser
 from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted, SessionBudget
 
 SIZE = 8 << 20
@@ -135,7 +135,7 @@ def test_a_session_that_keeps_as_much_as_it_may_have_gets_nothing_more() -> None
 
 
 def test_where_nobody_can_say_who_has_it_the_living_sessions_are_taken_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("collectived_proto.ipc.arena.reopen", lambda *_: -1)  # as without /proc
+    monkeypatch.setattr("collectived_proto.ipc.shared_file._reopen", lambda *_: -1)  # as without /proc
     clients = Clients()
     clients.end_group()
     os.close(clients.descriptors.pop())
@@ -150,3 +150,18 @@ def test_memory_that_nobody_keeps_any_more_is_found_before_anybody_is_refused() 
     clients.end_group()
     os.close(clients.descriptors.pop())
     clients.worker.acquire(LIMIT)
+
+
+def test_memory_without_pages_is_looked_after_until_its_client_lets_go() -> None:
+    worker = MemoryBudget(LIMIT)
+    arena = new_arena(SIZE, readers_only=False)
+    arena.commit(SIZE)
+    kept = os.dup(arena.shared_descriptor)
+    assert arena.discard()
+    called: list[bool] = []
+    worker.lent.on_kept = lambda: called.append(True)
+    worker.lent.give_back(LentMemory(arena.detach(), [SessionBudget(worker, SIZE)]))
+    assert called and worker.lent.has_retained and worker.lent.retained_bytes == 0
+    os.close(kept)
+    worker.lent.settle()
+    assert not worker.lent.has_retained

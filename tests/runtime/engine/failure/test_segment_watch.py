@@ -81,7 +81,7 @@ class Host:
         self.ended: list[int] = []  # ranks whose sessions have written too much
         for member in members:
             session = SessionBudget(self.budget, SESSION_LIMIT, user=self.user)
-            session.on_exceeded = partial(self.ended.append, member.rank)
+            session.expel = partial(self.ended.append, member.rank)
             self.sessions.append(session)
             local_rank = LocalRank(member.rank, member, lambda *_: np.zeros(0, np.uint8), -1, holder=session)
             mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
