@@ -27,12 +27,13 @@ def load_core() -> ModuleType:
         raise ImportError(f"the native core of collectived needs Linux, not {sys.platform}: use a session over gRPC")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise ImportError("the native core of collectived does not support free-threaded builds of Python")
+    if NAME in sys.modules:  # also of a process that may no longer read the file, for it has become another user
+        return sys.modules[NAME]
     path = Path(os.environ.get("COLLECTIVED_NATIVE") or BESIDE)
     try:
         if not path.exists():
             raise ImportError(f"the native core of collectived is not at {path}: {_advise()}", path=str(path))
-        if NAME not in sys.modules:
-            sys.modules[NAME] = _load(path)
+        sys.modules[NAME] = _load(path)
     except OSError as error:
         raise ImportError(f"the native core of collectived cannot be read: {error}", path=str(path)) from error
     return sys.modules[NAME]

@@ -13,7 +13,7 @@ import pytest
 
 import collectived_native
 from collectived_native import core
-from collectived_native.loading import BESIDE, load_core
+from collectived_native.loading import BESIDE, NAME, load_core
 from collectived_native.sources import digest_sources
 
 PACKAGE = Path(collectived_native.__file__).parent
@@ -79,6 +79,8 @@ def test_another_core_can_be_named(copy: Path) -> None:
 
 def test_a_core_that_cannot_be_looked_at_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLLECTIVED_NATIVE", "/" + 5000 * "x")  # as a folder that this user may not enter
+    assert load_core() is core, "one that is loaded stays"
+    monkeypatch.delitem(sys.modules, NAME)
     with pytest.raises(ImportError, match="the native core of collectived cannot be read"):
         load_core()
 
