@@ -67,17 +67,21 @@ pass_lingering(found)
 
 # Opens a session and joins a group, and passes the same at one of the sockets beside gRPC's that it then has.
 HOSTILE_SESSION = f"""{PASS}
+import contextlib
 import stat
 from tests.waiting import settle
 import collectived as cd
+def is_socket(number):
+    try:
+        return stat.S_ISSOCK(os.fstat(number).st_mode)
+    except OSError:  # the list's own number, which is closed by now
+        return False
 def list_sockets():
-    found = []
-    for number in map(int, os.listdir("/proc/self/fd")):
-        try:
-            if stat.S_ISSOCK(os.fstat(number).st_mode):
-                found.append(socket.socket(fileno=os.dup(number)))
-        except OSError:  # of the list itself, and of one that another thread has closed
-            continue
+    numbers = [number for number in map(int, os.listdir("/proc/self/fd")) if is_socket(number)]
+    found = []  # after the list is whole: a duplicate may take the list's own number
+    for number in numbers:
+        with contextlib.suppress(OSError):  # another thread has closed it
+            found.append(socket.socket(fileno=os.dup(number)))
     return [s for s in found if s.family == socket.AF_UNIX and s.type == socket.SOCK_SEQPACKET]
 uid, address, name, size, rank, which = sys.argv[1:]
 with cd.connect(address) as session, session.join("first", 1) as group:
