@@ -146,8 +146,12 @@ def _try_build(spec: Spec, leaves: Iterator[Any], path: str) -> Any:
     children = [_try_build(child, leaves, path + step) for step, child in zip(_steps(spec), spec.children, strict=True)]
     if not issubclass(spec.kind, _PLAIN):
         return None  # a leaf of several parts
+    if spec.kind in _PLAIN:
+        return _build(spec, children)
     try:
         return _build(spec, children)
+    except MemoryError:  # of this process: the class is not to blame
+        raise
     except Exception as error:
         raise TypeError(
             f"{path or 'the value'} is a {spec.kind.__qualname__}, which cannot be made of the results in it: "

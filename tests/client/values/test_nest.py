@@ -143,6 +143,19 @@ def test_containers_that_cannot_be_rebuilt_are_named(value: Any, leaves: list[An
         nest.check_rebuildable(spec, leaves)
 
 
+class Hungry(list[Any]):
+    def __init__(self, items: Any) -> None:
+        super().__init__(items)
+        if items and items[0] is None:
+            raise MemoryError("no memory is left")
+
+
+def test_a_class_is_not_to_blame_for_memory_that_runs_out() -> None:
+    spec, _ = nest.flatten({"c": Hungry([1])})
+    with pytest.raises(MemoryError, match="no memory is left"):
+        nest.check_rebuildable(spec, [None])
+
+
 def test_those_that_can_are_found_to() -> None:
     dicts: list[Any] = [OrderedDict(b=1, a=[2, None]), defaultdict(int, a=1)]
     for value in (*dicts, Point(1, OrderedDict()), Whole([1])):

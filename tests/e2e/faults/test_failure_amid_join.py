@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +12,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from tests.e2e.faults.test_failure_amid_submission import Line, Planted, watch
+from tests.e2e.faults.planting import STRIDE, Line, Plant, Planted, name_line, watch
 
 import collectived as cd
 
 NO_DESCRIPTOR = OSError(errno.EMFILE, "too many open files")
 TYPED = cd.errors.ResourceExhaustedError
-STRIDE = int(os.environ.get("COLLECTIVED_TEST_STRIDE", "9"))
 JOIN_SECONDS = 3.0
 SOON_SECONDS = 7.0  # less than the worker waits for a client that does not come, which is 10
 
@@ -120,16 +118,11 @@ def test_an_error_at_a_line_of_a_join_keeps_nobody_waiting(request: Any, workers
     assert len(lines) > 100
 
     def fail(number: int, at: Line) -> None:
-        left = [(OSError, MemoryError, KeyboardInterrupt, Planted)[number // STRIDE % 4]("planted")]
-
-        def plant(frame: FrameType, line: int) -> None:
-            if (frame.f_code, line) == at and left:
-                raise left.pop()
-
+        plant = Plant(at, (OSError, MemoryError, KeyboardInterrupt, Planted)[number // STRIDE % 4]("planted"))
         try:
             join_amid(cluster, f"{request.node.name}-{number}", plant)
         except BaseException as error:
-            raise AssertionError(f"{at[0].co_qualname}, line {at[1]}") from error
+            raise AssertionError(name_line(at)) from error
 
     with ThreadPoolExecutor(4) as pool:
         for failing in [pool.submit(fail, *one) for one in list(enumerate(lines))[::STRIDE]]:
