@@ -199,8 +199,11 @@ class RankState:
     def on_worker_lost(self, message: str, oldest: Call | None) -> Verdict:
         """This rank's worker is gone, and with it what is in flight, of which `oldest` began first.
 
-        What the worker had said before it ended, of this rank's next instance, goes before that it has.
+        What the worker had said before it ended, of this rank's next instance, goes before that it has; and so does
+        that this rank has ended the generation itself: what it cannot make sense of since may follow from that.
         """
+        if self.verdict is not None and self.is_over and self.verdict.decided_by == self._own_name:
+            return self.cancel_verdict or self.verdict
         told = self._verdicts.get(self.generation)
         first = self.next_instance if oldest is None or oldest.prepared.is_p2p else oldest.instance
         if told is not None and told.orderly and self.verdict is None and told.from_instance <= first:

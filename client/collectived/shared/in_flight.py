@@ -119,9 +119,18 @@ class InFlightCalls:
                 raise messages.MalformedMessage(f"{prepared.op} without a result")
             call.completed_packs.append(done.pack)
         if done.is_last:
-            self.end(call, None)
+            self.end(call, self._find_gap(call))
         else:
             self._leader_follower.wake(call)
+
+    def _find_gap(self, call: Call) -> Verdict | None:
+        """What a call ends with of which a pack has not been taken in: this process could not, and has said so."""
+        prepared = call.prepared
+        if not prepared.receives or prepared.accepts_any or len(call.completed_packs) >= prepared.pack_count:
+            return None
+        if self._rank_state.verdict is None:
+            raise messages.MalformedMessage(f"it ended {prepared.op} before its result had come")
+        return self._rank_state.verdict
 
     def _on_launched(self, launched: messages.Launched) -> None:
         call = self.calls.get(launched.instance)
