@@ -5,22 +5,20 @@ whose peer does not read holds the thread that closes it for the linger time. So
 with descriptors (`SO_PASSRIGHTS`): the sender gets EPERM, and accepted sockets inherit it.
 
 A kernel before Linux 6.17 does not know that option. There, a `PeekingSocket` looks at a message before it takes it:
-what is only looked at is not closed. A message with descriptors is never taken. Its connection is broken, and closed in
-a thread of its own, for which nobody waits.
+what is only looked at is not closed. A message with descriptors is never taken. Its connection is broken, and closed
+where nobody waits for that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
-import queue
 import socket
-import threading
+
+from collectived_runtime.limits.closing import PatientCloser
 
 SO_PASSRIGHTS = 83  # Linux 6.17; not named by Python's socket module
 _PEEK_BYTES = 64 << 10
-_CLOSING_THREADS = 8
 
 
 def create_unix_socket(kind: socket.SocketKind) -> socket.socket:
@@ -72,23 +70,4 @@ class PeekingSocket(socket.socket):
         _closer.close(self.detach())
 
 
-class _Closer:
-    """Closes descriptors in threads of its own, which start when they are needed and do not keep the process alive."""
-
-    def __init__(self) -> None:
-        self._descriptors: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._threads: list[threading.Thread] = []
-
-    def close(self, descriptor: int) -> None:
-        self._descriptors.put(descriptor)
-        if len(self._threads) < _CLOSING_THREADS:
-            thread = threading.Thread(target=self._run, name="closing", daemon=True)
-            self._threads.append(thread)
-            thread.start()
-
-    def _run(self) -> None:
-        while True:
-            os.close(self._descriptors.get())
-
-
-_closer = _Closer()
+_closer = PatientCloser()

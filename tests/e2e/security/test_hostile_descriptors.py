@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.e2e.security.conftest import ROOT, asked, needs_root
 from tests.runtime.limits.test_passed_descriptors import UNKNOWN_OPTION
+from tests.waiting import settle
 
 import collectived as cd
 
@@ -37,13 +38,13 @@ pytestmark = [needs_root, pytest.mark.timeout(150)]
 
 # Passes what blocks whoever closes it last, which is the worker: it is stopped until this process has closed it.
 PASS = """
-import encodings.idna, os, socket, sys
+import encodings.idna, itertools, os, socket, sys
 from tests.runtime.limits.test_passed_descriptors import lingering
+pairs = [lingering() for _ in range(24)]  # more than threads that may be held up
 def pass_lingering(sockets):
-    pairs = [(s, *lingering()) for s in sockets for times in range(2)]  # in all fewer than threads that close
     print("ready", flush=True)
     sys.stdin.readline()
-    for s, one, peer in pairs:
+    for s, (one, peer) in zip(itertools.cycle(sockets), pairs):
         try:
             socket.send_fds(s, [b"x"], [one.fileno()])
             one.close()
@@ -59,7 +60,7 @@ HOSTILE = f"""{PASS}
 uid, *doors = sys.argv[1:]
 os.setgroups([]); os.setgid(int(uid)); os.setuid(int(uid))
 found = []
-for path in 4 * doors:
+for path in 8 * doors:
     found.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET if "door" in path else socket.SOCK_STREAM))
     found[-1].connect(path)
 pass_lingering(found)
@@ -103,15 +104,24 @@ def kernel(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return KERNELS[request.param]
 
 
+def find_pid(address: str) -> int:
+    """Of the worker there."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(address.removeprefix("unix:"))
+        credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[0])
+
+
+def count_descriptors(address: str) -> int:
+    return len(os.listdir(f"/proc/{find_pid(address)}/fd"))
+
+
 @pytest.fixture
 def hostile() -> Iterator[Pass]:
     running: list[subprocess.Popen[str]] = []
 
     def one(program: str, address: str, *words: Any) -> None:
-        with socket.socket(socket.AF_UNIX) as asking:
-            asking.connect(address.removeprefix("unix:"))
-            credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        worker = struct.unpack("3i", credentials)[0]
+        worker = find_pid(address)
         command = [sys.executable, "-c", program, *map(str, words)]
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         running.append(process)
@@ -138,7 +148,9 @@ def test_a_worker_serves_on_whatever_its_guests_pass_to_its_sockets(
     grpc_socket = said["address"].removeprefix("unix:")
     door = grpc_socket.replace("worker-0", "door-0")
     assert asked(said["address"], ANN, "collective")["collective"] == AGAIN
+    before = count_descriptors(said["address"])
     hostile(HOSTILE, said["address"], BOB, grpc_socket, door)
+    settle(lambda: count_descriptors(said["address"]) <= before + 3)  # while those who passed them hold their ends
     for uid in (ANN, BOB, 0):
         assert asked(said["address"], uid, "collective")["collective"] == AGAIN
     assert asked(said["address"], CAROL, "status")["status"][0] in ("UNAVAILABLE", "UNAUTHENTICATED")

@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from collectived_runtime.limits.passed_descriptors import PeekingSocket, create_
 
 KINDS = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)
 LINGER_SECONDS = 300
+MORE_THAN_THREADS = 40
 UNKNOWN_OPTION = 9999
 
 
@@ -167,3 +168,47 @@ def test_connections_that_nobody_has_accepted_do_not_hold_up_the_end_of_their_li
     for one in left:
         one.close()
     settle(lambda: listener.fileno() < 0)
+
+
+def list_descriptors() -> set[str]:
+    found = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the list's own, or another thread's
+            found.add(os.readlink(path))
+    return found
+
+
+def count_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def pass_nested(guest: socket.socket, older: bool) -> list[socket.socket]:
+    """Sends a socket in which a message lies unread that has the lingering one."""
+    outer, inner = socket.socketpair()
+    left = pass_lingering(inner, older=True)
+    inner.close()
+    socket.send_fds(guest, [b"x"], [outer.fileno()])
+    outer.close()
+    return left
+
+
+@pytest.mark.parametrize("send", [pass_lingering, pass_nested])
+@pytest.mark.parametrize("kind", KINDS, ids=["stream", "seqpacket"])
+def test_however_many_linger_all_are_closed_at_once(
+    send: Callable[..., list[socket.socket]], kind: socket.SocketKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passed_descriptors, "SO_PASSRIGHTS", UNKNOWN_OPTION)
+    left: list[socket.socket] = []
+    accepted, threads = set(), count_threads()
+    with closing(Pair(tmp_path / "s", kind)) as pair:
+        for _ in range(MORE_THAN_THREADS):
+            guest = socket.socket(socket.AF_UNIX, kind)
+            guest.connect(str(tmp_path / "s"))
+            connection, _ = pair.listener.accept()
+            accepted.add(os.readlink(f"/proc/self/fd/{connection.fileno()}"))
+            left += [guest, *send(guest, older=True)]
+            connection.close()
+        settle(lambda: not accepted & list_descriptors(), LINGER_SECONDS / 10)
+        settle(lambda: count_threads() <= threads + 1, LINGER_SECONDS / 10)  # one waits for more
+    for one in left:
+        one.close()
