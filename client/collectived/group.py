@@ -434,7 +434,7 @@ class Group(Collectives):
             addresses = call.staging.address
         if deadline is not None:
             call.timeout = terms.options.timeout_seconds or 0.0
-            call.cutoff = deadline.at + DEADLINE_GRACE
+            call.set_deadline(deadline.at)
         self._channel.submit(call, call.timeout, deadline, addresses)
 
     def _raise_if_not_started(self, work: Work[Any], first: Call) -> Work[Any]:

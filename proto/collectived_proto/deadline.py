@@ -36,6 +36,37 @@ class Deadline:
         return max(1e-6, self.remaining()) if self.is_set else 0.0
 
 
+class Patience:
+    """A wait for another process, after which one goes on without it: longer where this machine is late.
+
+    It consists of steps, and a step counts once, however late its end is seen. What keeps this process from running
+    keeps the other one too, which is given so much longer.
+
+    Attributes:
+        at: when the current step ends, by the clock of `time.monotonic`.
+        steps_left: with the current one.
+    """
+
+    __slots__ = ("_step", "at", "steps_left")
+
+    def __init__(self, seconds: float, begin: float, steps: int = 5) -> None:
+        self._step = seconds / steps
+        self.steps_left = steps
+        self.at = begin + self._step
+
+    @property
+    def seconds_left(self) -> float:
+        """At least, counted from the begin of the current step."""
+        return self.steps_left * self._step
+
+    def is_over(self, now: float) -> bool:
+        """Note that this process looks; to be called at `at`, and at any other time."""
+        if now >= self.at and self.steps_left:
+            self.steps_left -= 1
+            self.at = now + self._step
+        return not self.steps_left
+
+
 def check_drain_timeout(seconds: float) -> None:
     """Refuse what no clock can count to: a timer at NaN would hold up all that come after it.
 

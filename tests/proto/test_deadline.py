@@ -1,4 +1,4 @@
-"""How long a drain may last: what a clock can count to, and nothing else."""
+"""How long a drain may last, and how long another process is waited for that may be as late as this one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from collectived_proto.deadline import MAX_DRAIN_SECONDS, check_drain_timeout
+from collectived_proto.deadline import MAX_DRAIN_SECONDS, Patience, check_drain_timeout
 from collectived_proto.errors import InvalidArgumentError
 
 
@@ -20,3 +20,17 @@ def test_another_time_is_refused_and_named(seconds: float) -> None:
     with pytest.raises(InvalidArgumentError, match=r"from 0 to 31536000 \(a year\), got ") as caught:
         check_drain_timeout(seconds)
     assert str(caught.value).endswith(f"got {seconds!r}")
+
+
+@pytest.mark.parametrize("late", [0.0, 0.5, 3.0])
+def test_a_step_counts_once_however_late_its_end_is_seen(late: float) -> None:
+    patience, now = Patience(1.0, begin=10.0, steps=4), 10.0
+    while not patience.is_over(now):
+        now = patience.at + late
+    assert now == 10.0 + 1.0 + 4 * late
+
+
+def test_looking_more_often_than_steps_end_makes_no_difference() -> None:
+    patience, looks = Patience(1.0, begin=0.0, steps=4), [i / 64 for i in range(128)]
+    assert next(now for now in looks if patience.is_over(now)) == 1.0
+    assert patience.seconds_left == 0.0 and patience.is_over(0.0)

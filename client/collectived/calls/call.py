@@ -12,10 +12,12 @@ import numpy as np
 from collectived.arguments import escape_surrogates
 from collectived.calls.buffers import ArenaAddress, Backing, ResultBuffer
 from collectived.calls.prepare import PreparedCall
+from collectived.calls.timeout import DEADLINE_GRACE, GRACE_STEPS
 from collectived.errors import InternalError
 from collectived.values import nest
 from collectived.values.leaves import Array
 from collectived.values.targets import Targets, check_fits, flatten_out
+from collectived_proto.deadline import Patience
 from collectived_proto.ipc import messages
 from collectived_proto.types import Verdict
 
@@ -38,7 +40,7 @@ class Call:
     Attributes:
         completed_packs: numbers of the packs that are complete, in order of completion.
         timeout: seconds that the caller gave it, 0 for none. copy_seconds: those that went into copying its value.
-        cutoff: when a wait for it gives up by itself; inf where there is no deadline.
+        cutoff: when a wait for it looks whether it gives up by itself; inf where there is no deadline.
         spec: of the caller's own value, whose containers the result is put into.
         result_buffer: where the result lies, from its first pack until it is collected.
         is_staged: whether inputs that do not lie in worker memory are copied there before it is submitted.
@@ -60,11 +62,10 @@ class Call:
     has_input_event = False
     is_stream_ordered = False
     __slots__ = (
-        "_backing", "_leaves", "_input_addresses", "arrays", "has_awaiter", "callbacks", "complete", "is_async",
-        "is_lent",
-        "copy_seconds",
-        "cutoff", "generation", "instance", "launched", "out", "completed_packs", "prepared", "retired",
-        "result_buffer", "source", "spec", "staging", "timeout", "error_sink", "verdict", "waiting",
+        "_backing", "_leaves", "_input_addresses", "_patience", "arrays", "has_awaiter", "callbacks", "complete",
+        "is_async", "is_lent", "copy_seconds", "cutoff", "generation", "instance", "launched", "out", "completed_packs",
+        "prepared", "retired", "result_buffer", "source", "spec", "staging", "timeout", "error_sink", "verdict",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +78,7 @@ class Call:
         self.out: Targets | None = None
         self.timeout = self.copy_seconds = 0.0
         self.cutoff = math.inf
+        self._patience: Patience | None = None
         self.generation = 0
         self.instance = -1
         self.completed_packs: list[int] = []
@@ -99,6 +101,19 @@ class Call:
         """Its number, for people."""
         post = self.instance >= messages.P2P_BASE
         return f"message {self.instance - messages.P2P_BASE}" if post else f"instance {self.instance}"
+
+    def set_deadline(self, at: float) -> None:
+        """Set when its worker is to end it, by the clock of `time.monotonic`: the worker's patience begins then."""
+        self._patience = Patience(DEADLINE_GRACE, at, GRACE_STEPS)
+        self.cutoff = self._patience.at
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the worker has not ended it in time, and a wait for it gives up; to be asked at `cutoff`."""
+        if self._patience is None:
+            return False
+        overdue = self._patience.is_over(now)
+        self.cutoff = self._patience.at
+        return overdue
 
     def stage(self, patience: float) -> None:
         """Copy the inputs to where the worker reads them, once it has made room within so many seconds."""

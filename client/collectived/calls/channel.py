@@ -206,7 +206,7 @@ class RankChannel(ABC):
         return False
 
     def _check_cutoff(self, call: Call) -> None:
-        if not call.complete and monotonic() >= call.cutoff:
+        if not call.complete and call.is_overdue(monotonic()):
             verdict = self.rank_state.make_overdue_verdict(call, self._worker)
             self._end_generation(verdict, self._cutoff_ack_timeout)
 

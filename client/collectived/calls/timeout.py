@@ -13,6 +13,7 @@ from collectived_proto.options import to_seconds
 DEADLINE_GRACE = (
     0.21  # seconds after its deadline in which a call may still hear from the worker; within 0.25 it has ended
 )
+GRACE_STEPS = 7  # of that, each of which counts once on a machine that is late: see `Patience`
 MAX_REASON_LENGTH = 4096  # characters of what an abort says
 
 _MIN_SECONDS = 0.01  # seconds for what must be tried once at least; 0 means something else to sockets

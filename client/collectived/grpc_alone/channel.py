@@ -17,7 +17,7 @@ from collectived.calls.leader_follower import LeaderFollower
 from collectived.calls.local_failure import classify_failure
 from collectived.calls.prepare import MAX_SIGNATURES
 from collectived.calls.rank_state import LocalVerdict
-from collectived.calls.timeout import DEADLINE_GRACE, MAX_REASON_LENGTH
+from collectived.calls.timeout import MAX_REASON_LENGTH
 from collectived.connection.rpc import WorkerClient
 from collectived.connection.rpc_thread import RpcThread
 from collectived.errors import CollectiveError
@@ -86,7 +86,8 @@ class GrpcChannel(RankChannel):
                 return False
             self._register(call)
             # Copying its value may have cost all its time, and the verdict still has to come.
-            call.cutoff = max(call.cutoff, min(monotonic() + DEADLINE_GRACE, call.cutoff + call.copy_seconds))
+            if deadline is not None:
+                call.set_deadline(max(deadline.at, min(monotonic(), deadline.at + call.copy_seconds)))
             submission = self._make_submission(call, timeout, 0.0 if deadline is None else deadline.to_wire())
         submission.begin()
         return True
@@ -217,7 +218,7 @@ class GrpcChannel(RankChannel):
         if not self._is_behind_upload(call):
             super()._check_cutoff(call)
         elif monotonic() >= call.cutoff:  # the worker ends it alone when its turn comes
-            call.cutoff = monotonic() + DEADLINE_GRACE
+            call.set_deadline(monotonic())
 
     def _is_behind_upload(self, call: Call) -> bool:
         """Whether a receive may have to wait for sends before it to be uploaded."""

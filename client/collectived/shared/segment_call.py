@@ -11,6 +11,7 @@ from collectived.arguments import escape_surrogates
 from collectived.calls.call import Call
 from collectived.calls.described_call import UNKNOWN_KIND, parse_structure
 from collectived.calls.prepare import PreparedCall
+from collectived.calls.timeout import DEADLINE_GRACE
 from collectived.errors import InternalError
 from collectived.shared.segment_plan import Schedule
 from collectived.shared.segment_program import SegmentProgram, Variant
@@ -48,6 +49,12 @@ class SegmentCall(Call):
         self._variant: Form | None = None
         self._inputs: tuple[Array, ...] = ()
         self._results: list[Array] = []
+
+    def set_deadline(self, at: float) -> None:
+        self.cutoff = at + DEADLINE_GRACE  # before that the core watches it
+
+    def is_overdue(self, now: float) -> bool:
+        return now >= self.cutoff
 
     @property
     def is_out_intact(self) -> bool:

@@ -11,7 +11,6 @@ import numpy as np
 from collectived.calls.call import Call
 from collectived.calls.channel import NOT_REPEATED
 from collectived.calls.prepare import ANY_VALUE, PreparedCall
-from collectived.calls.timeout import DEADLINE_GRACE
 from collectived.shared.segment_call import Form, SegmentCall
 from collectived.shared.segment_letters import LetterCall, LetterProgram
 from collectived.shared.segment_program import SegmentProgram
@@ -109,7 +108,7 @@ class Repeat(NamedTuple):
             call.out = Targets(out, nest.LEAF, [out], [result])
         if self.nanoseconds:
             call.timeout = self.nanoseconds / 1e9
-            call.cutoff = monotonic() + call.timeout + DEADLINE_GRACE - RUN_SECONDS
+            call.set_deadline(monotonic() + call.timeout - RUN_SECONDS)
         call.adopt_buffers(form, [] if result is None else [result])
         return call
 

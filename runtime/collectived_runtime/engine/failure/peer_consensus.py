@@ -38,7 +38,7 @@ from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken, LinkProtocolError
 
 CHANNEL = CHANNELS + 1
-LISTEN_SECONDS = 0.075  # with DECIDE_ALONE_SECONDS it ends before a client that hears nothing gives up
+LISTEN_SECONDS = 0.075  # to those who may be dead; with DECIDE_ALONE_SECONDS it ends before clients give up
 MAX_FORWARDERS = 2  # workers that tell one that has been given up
 SEND_SECONDS = 1.0  # in which peers are reached, or not
 _FINAL = 1  # in a frame's round
@@ -64,7 +64,8 @@ class PeerConsensus:
         self._hand_back_link = network.make_handback()
         self._apply_verdict = apply_verdict
         self._add_missing_ranks = add_missing_ranks
-        self._agreement = VerdictAgreement(LISTEN_SECONDS, alone=len(network.topology.peers) == 1)
+        others = [peer.task for place, peer in enumerate(network.topology.peers) if place != network.topology.place]
+        self._agreement = VerdictAgreement(LISTEN_SECONDS, others)
         self._send_until = -math.inf
         self._out: dict[int, SendStream] = {}  # by place
         self._in: list[ReceiveStream] = []
@@ -144,7 +145,7 @@ class PeerConsensus:
         def heard(frame: frames.Frame, word: bytes) -> Sequence[NDArray[np.uint8]]:
             try:
                 verdict = verdict_from_proto(common_pb2.Verdict.FromString(word))
-                self._on_verdict(link.peer, verdict, frame.round == _FINAL or verdict.decided_by == BY_COORDINATOR)
+                self._on_verdict(link.peer, verdict, frame.round == _FINAL)
             except DecodeError as error:
                 self._network.refusals.count_malformed(MessageSource.LINK)
                 raise LinkProtocolError(f"a verdict that cannot be read: {error}") from None
@@ -157,8 +158,8 @@ class PeerConsensus:
         group = self._topology.group
         if (verdict.key, verdict.generation) != (group.key, self._generation):
             return
-        heard = verdict if final else self._add_missing_ranks(verdict)
-        self._carry_out(self._agreement.hear_worker(task, heard, final, time.monotonic()))
+        improved = self._add_missing_ranks(verdict)
+        self._carry_out(self._agreement.hear_worker(task, verdict, final, time.monotonic(), improved))
 
 
 def _unreachable(error: LinkBroken) -> None:

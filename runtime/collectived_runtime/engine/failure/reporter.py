@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from collectived_proto.cause import Cause
+from collectived_proto.deadline import Patience
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.report.phrases import peer_text
@@ -26,7 +27,6 @@ _DEPARTURES = (ReportKind.LEFT, ReportKind.LOST, ReportKind.ABORT)
 _EARLY_SECONDS = 0.05  # by which a deadline may be taken for passed before it has, for ranks count theirs themselves
 _ANY = -1  # whatever instance comes next
 DECIDE_ALONE_SECONDS = 0.1  # how long a group loop waits for the coordinator's verdict before it decides for itself
-
 MISMATCH_DECIDE_ALONE_SECONDS = 1.0  # the same where nothing but the truth about who differs is waited for
 NCCL_DECIDE_ALONE_SECONDS = (
     1.0  # the same where NCCL failed, after the time in which the coordinator finds out who is lost
@@ -77,14 +77,14 @@ class FaultReporter:
         self._departures: list[Report] = []
         self._late_instances: set[int] = set()  # instances that some local rank will not submit
         self._pending_decisions: dict[
-            int, tuple[float, Report]
-        ] = {}  # first instance concerned -> when to decide it alone
+            int, tuple[Patience, Report]
+        ] = {}  # first instance concerned -> until when the coordinator may decide it
         self._departed_from: dict[
             int, int
         ] = {}  # ranks known to have left in order, and the first instance without them
         self._pending_departures: dict[
-            int, tuple[float, bool]
-        ] = {}  # of these: when to say so alone, and whether a post waits
+            int, tuple[Patience, bool]
+        ] = {}  # of these: until when the coordinator may say so, and whether a post waits
 
     def report_fault(self, kind: ReportKind, instance: int, *, rank: int = 0, worker: int = 0, text: str = "") -> None:
         """Reports what needs a verdict."""
@@ -151,13 +151,13 @@ class FaultReporter:
         """A send or recv of `rank` has waited for `peer` beyond its deadline."""
         report = self._tracker.make_report(ReportKind.OVERDUE, -1, rank=rank, text=text, timeout=timeout)
         report = replace(report, peer=peer)
-        self._pending_decisions.setdefault(_ANY, (time.monotonic() + DECIDE_ALONE_SECONDS, report))
+        self._pending_decisions.setdefault(_ANY, (_wait_for_coordinator(), report))
         self._send_report(report)
 
     def report_unclaimed(self, rank: int, peer: int, text: str) -> None:
         """There is no memory for what rank `peer` has sent to `rank`, which has not asked for it."""
         report = replace(self._tracker.make_report(ReportKind.UNCLAIMED, -1, rank=rank, text=text), peer=peer)
-        self._pending_decisions.setdefault(_ANY, (time.monotonic() + DECIDE_ALONE_SECONDS, report))
+        self._pending_decisions.setdefault(_ANY, (_wait_for_coordinator(), report))
         self._send_report(report)
 
     def report_unanswered(self, rank: int, peer: int, waited: float, text: str) -> None:
@@ -222,19 +222,18 @@ class FaultReporter:
             return
         if peer not in self._departed_from or self._is_announced(peer):
             return
-        at, asked = self._pending_departures.get(peer, (time.monotonic() + DECIDE_ALONE_SECONDS, False))
-        self._pending_departures[peer] = at, True
+        patience, asked = self._pending_departures.get(peer, (_wait_for_coordinator(), False))
+        self._pending_departures[peer] = patience, True
         if not asked:
             self._send_report(
                 replace(self._tracker.make_report(ReportKind.UNANSWERED, -1, rank=rank, text=text), peer=peer)
             )
 
     def _add_departures(self, ranks: Iterable[int], first: int) -> None:
-        at = time.monotonic() + DECIDE_ALONE_SECONDS
         for rank in ranks:
             self._departed_from[rank] = min(first, self._departed_from.get(rank, first))
             if self._tracker.find_verdict(first) is None:
-                self._pending_departures.setdefault(rank, (at, False))
+                self._pending_departures.setdefault(rank, (_wait_for_coordinator(), False))
 
     def _find_ranks(self, task: int) -> tuple[int, ...]:
         return next(peer.ranks for peer in self._topology.peers if peer.task == task)
@@ -246,7 +245,7 @@ class FaultReporter:
 
     def _decide_departures(self, now: float) -> None:
         """Says which ranks have left, where the coordinator has not: those before the same instance together."""
-        due = [(rank, post) for rank, (at, post) in self._pending_departures.items() if at <= now]
+        due = [(rank, post) for rank, (patience, post) in self._pending_departures.items() if patience.is_over(now)]
         together: dict[int, list[int]] = {}
         for rank, post in due:
             del self._pending_departures[rank]
@@ -307,8 +306,10 @@ class FaultReporter:
         """When `on_timer` has something to do; inf where nothing is to come."""
         due = self._tracker.next_deadline()
         if self._pending_departures:
-            due = min(due, *(at for at, _ in self._pending_departures.values()))
-        return min(due, *(at for at, _ in self._pending_decisions.values())) if self._pending_decisions else due
+            due = min(due, *(patience.at for patience, _ in self._pending_departures.values()))
+        if self._pending_decisions:
+            due = min(due, *(patience.at for patience, _ in self._pending_decisions.values()))
+        return due
 
     def on_timer(self) -> None:
         """Reports deadlines and stalls that have come, and decides alone what nobody has answered."""
@@ -323,8 +324,8 @@ class FaultReporter:
                     self._warn_stalled(report, now)
                 if report.kind is ReportKind.PENDING or len(self._topology.peers) > 1:
                     self._send_report(report)
-        for first, (at, report) in list(self._pending_decisions.items()):
-            if at <= now:
+        for first, (patience, report) in list(self._pending_decisions.items()):
+            if patience.is_over(now):
                 del self._pending_decisions[first]
                 self._decide_alone(first, report)
         if self._pending_departures:
@@ -334,12 +335,12 @@ class FaultReporter:
         first = report.instance + 1 if report.kind is ReportKind.LOST else max(0, report.instance)
         known = self._tracker.find_verdict(first)
         if known is None or known.orderly:
-            at, counts = time.monotonic() + self._decision_delay(report.kind), report
+            patience, counts = _wait_for_coordinator(self._decision_delay(report.kind)), report
             if first in self._pending_decisions:
-                earlier_at, earlier = self._pending_decisions[first]
-                at = min(at, earlier_at)
+                earlier_patience, earlier = self._pending_decisions[first]
+                patience = min(patience, earlier_patience, key=lambda one: one.seconds_left)
                 counts = report if _is_more_specific(report, earlier) else earlier
-            self._pending_decisions[first] = (at, counts)
+            self._pending_decisions[first] = (patience, counts)
         self._send_report(report)
 
     def _decision_delay(self, kind: ReportKind) -> float:
@@ -397,6 +398,11 @@ class FaultReporter:
                 seconds=round(now - instance.first_arrival.arrived_at, 3),
             ),
         )
+
+
+def _wait_for_coordinator(seconds: float | None = None) -> Patience:
+    """From now on."""
+    return Patience(DECIDE_ALONE_SECONDS if seconds is None else seconds, time.monotonic())
 
 
 def _is_more_specific(report: Report, earlier: Report) -> bool:

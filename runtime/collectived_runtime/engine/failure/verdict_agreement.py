@@ -3,23 +3,28 @@
 Verdicts come from two sides: the coordinator sends one to every worker, and workers that hear nothing decide alone and
 tell each other. The rule is one for both, whatever comes first:
 
-- Who decides alone tells all the others, and so does everybody who hears better of it. Each then listens for
-  `listen_seconds`, and takes the verdict with the lowest `precedence` that it has heard.
-- What clients of some worker have been told goes before everything: it is said to be *final* to whoever says otherwise.
-- A verdict of the coordinator is final at once where nobody has spoken, and in the first third of a listening. After
-  that it comes too late: the others might not hear of it before they take theirs.
-
-If a message takes no longer than a third of `listen_seconds`, all workers take the same verdict.
+- Who decides alone tells all the others. So does whoever hears of it, for the first time or of something better: the
+  verdict with the lowest `precedence` is the best. So every worker says what is the best that it knows.
+- What all have said alike counts. A worker's word only gets better, and two verdicts would need the word of every
+  worker each: however long messages take, one verdict comes of it.
+- Who is silent for `listen_seconds` is given up, for it may be dead, and what is best then counts. This alone depends
+  on time: workers that live agree if a message takes at most a quarter of that.
+- What counts on one worker, and its clients have been told, is *final* for the others, who are told so.
+- A verdict of the coordinator is final where nobody has spoken. A little later it is one word more, and goes before
+  others about the same instance; then it comes too late. So does what a worker would add that has spoken.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from collectived_proto.deadline import Patience
 from collectived_proto.types import Verdict
 
 BY_COORDINATOR = "coordinator"
+_STEPS = 6  # of a listening; in the first one the coordinator is still heard
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,116 +44,129 @@ class TakeVerdict:
 
 
 AgreementEffect = TellVerdict | TakeVerdict
+_Topic = tuple[int, ...]  # ranks that have left in order, for one such rules out no other; `_FAULT` for all faults
+_FAULT: _Topic = (-1,)
 
 
 class VerdictAgreement:
-    """The state of one worker in one generation. `alone`: the generation has no other worker."""
+    """The state of one worker in one generation. `others`: the tasks of the other workers that have ranks in it."""
 
-    def __init__(self, listen_seconds: float, alone: bool = False) -> None:
+    def __init__(self, listen_seconds: float, others: Collection[int]) -> None:
         self._listen_seconds = listen_seconds
-        self._is_alone = alone
-        self._taken: list[Verdict] = []  # faults
-        self._best: Verdict | None = None
-        self._departures: dict[tuple[int, ...], Verdict] = {}  # that ranks have left in order: one rules out no other
-        self._pending_departures: list[Verdict] = []  # of these, what has not been taken
+        self._others = frozenset(others)
+        self._taken: list[Verdict] = []
+        self._announced = 0  # so many of these the others have been told
+        self._best: dict[_Topic, Verdict] = {}  # what this worker has said, and has not taken
+        self._words: dict[int, dict[_Topic, Verdict]] = {}  # what each of the others has said last
         self._late: list[Verdict] = []  # what came when it was too late to tell the others
-        self._until = math.inf  # when listening ends
-        self._accepts_until = math.inf
+        self._patience: Patience | None = None  # with those who are silent
 
     @property
     def next_deadline(self) -> float:
         """When `on_timer` has something to do; inf where nobody has spoken."""
-        return self._until
+        return math.inf if self._patience is None else self._patience.at
 
     def decide_alone(self, verdict: Verdict, now: float) -> list[AgreementEffect]:
         """This worker has heard nothing of the coordinator, and says what it would decide."""
-        if self._is_alone:
+        if not self._others:
             return self._take(verdict)
-        if verdict.orderly:
-            return self._propose_departure(verdict, now)
-        if now > self._accepts_until:
+        if self._best:
             self._late.append(verdict)
             return []
         return self._propose(verdict, now)
 
     def hear_coordinator(self, verdict: Verdict, now: float) -> list[AgreementEffect]:
-        if verdict.orderly or self._until == math.inf:
+        if not self._best:
             return self._take(verdict)
-        if now > self._accepts_until:
-            self._late.append(verdict)
+        self._late.append(verdict)  # where another one is taken it is passed on all the same
+        if self._patience is None or self._patience.is_over(now) or self._patience.steps_left < _STEPS:
             return []
-        return [TellVerdict(verdict, final=True), *self._take_final(verdict, now)]
+        return self._propose(verdict, now) + self._settle_if_agreed(now)
 
-    def hear_worker(self, task: int, verdict: Verdict, final: bool, now: float) -> list[AgreementEffect]:
-        """What worker `task` has decided, or has been told."""
+    def hear_worker(
+        self, task: int, verdict: Verdict, final: bool, now: float, improved: Verdict | None = None
+    ) -> list[AgreementEffect]:
+        """What worker `task` has decided, or has been told. `improved`: the same with what this worker knows."""
         if final:
-            return [] if self._find_taken(verdict) else self._take_final(verdict, now)
-        proposed = (self._propose_departure if verdict.orderly else self._propose)(verdict, now)
-        return proposed or [TellVerdict(known, final=True, only=task) for known in self._taken if known != verdict]
+            return self._take_final(verdict, now)
+        self._words.setdefault(task, {})[_topic(verdict)] = verdict
+        if self._is_decided(verdict):
+            told = [TellVerdict(known, final=True, only=task) for known in self._taken if _covers(known, verdict)]
+            return self._announce() + told
+        return self._propose(improved or verdict, now) + self._settle_if_agreed(now)
 
     def on_timer(self, now: float) -> list[AgreementEffect]:
-        return self._settle(now) if now >= self._until else []
+        if self._patience is None or not self._patience.is_over(now):
+            return []
+        return self._settle(now)
 
     def _propose(self, verdict: Verdict, now: float) -> list[AgreementEffect]:
-        if self._find_taken(verdict) or (self._best and precedence(verdict) >= precedence(self._best)):
-            return []
-        self._best = verdict
-        return self._listen(verdict, now)
-
-    def _propose_departure(self, verdict: Verdict, now: float) -> list[AgreementEffect]:
-        """Of what is said about the same ranks the lowest counts, and of all of it the lowest comes first."""
-        ranks = tuple(member.rank for member in verdict.missing)
-        known = self._departures.get(ranks)
-        if self._find_taken(verdict) or (known and precedence(verdict) >= precedence(known)):
-            return []
-        self._departures[ranks] = verdict
-        self._pending_departures.append(verdict)
-        return self._listen(verdict, now)
-
-    def _listen(self, verdict: Verdict, now: float) -> list[AgreementEffect]:
         """Tells the others what is best; first what was taken before, which they may be about to take."""
-        if self._until == math.inf:
-            self._until = now + self._listen_seconds
-            self._accepts_until = now + self._listen_seconds / 3
-        return [*(TellVerdict(known, final=True) for known in self._taken), TellVerdict(verdict)]
+        known = self._best.get(_topic(verdict))
+        if self._is_decided(verdict) or (known and precedence(verdict) >= precedence(known)):
+            return []
+        self._best[_topic(verdict)] = verdict
+        self._patience = self._patience or Patience(self._listen_seconds, now, _STEPS)
+        return [*self._announce(), TellVerdict(verdict)]
+
+    def _announce(self) -> list[AgreementEffect]:
+        """Tells the others what clients have been told here, in the same order."""
+        unknown, self._announced = self._taken[self._announced :], len(self._taken)
+        return [TellVerdict(verdict, final=True) for verdict in unknown]
+
+    def _settle_if_agreed(self, now: float) -> list[AgreementEffect]:
+        said = [self._words.get(task, {}) for task in self._others]
+        agreed = all(
+            topic in words and precedence(words[topic]) == precedence(verdict)
+            for topic, verdict in self._best.items()
+            for words in said
+        )
+        return self._settle(now) if self._best and agreed else []
 
     def _take_final(self, verdict: Verdict, now: float) -> list[AgreementEffect]:
         """Clients have been told it: what it leaves undecided is listened for on."""
+        if self._is_decided(verdict):
+            return []
         effects = self._take(verdict)
-        if self._best is not None and self._find_taken(self._best):
-            self._best = None
-        undecided = self._best or self._pending_departures
-        return effects if undecided else effects + self._settle(now)
+        self._best = {topic: best for topic, best in self._best.items() if not self._is_decided(best)}
+        return effects + (self._settle_if_agreed(now) if self._best else self._settle(now))
 
     def _settle(self, now: float) -> list[AgreementEffect]:
-        """Ends the listening with what was best."""
-        self._until = self._accepts_until = math.inf
-        said, late = [*self._pending_departures, *([self._best] if self._best else [])], self._late
-        self._best, self._pending_departures, self._late = None, [], []
-        effects: list[AgreementEffect] = []
-        for one in sorted(said, key=precedence):  # faults and departures alike: of both the lowest comes first
-            effects += self._take(one)
+        """Ends the listening with what was best; of faults and departures the lowest comes first."""
+        best, late = sorted(self._best.values(), key=precedence), self._late
+        self._best, self._late, self._patience = {}, [], None
+        taken = [effect for one in best for effect in self._take(one)]
+        effects = self._announce() + taken
         for one in late:  # concerns what is left undecided, if anything is
-            if one.decided_by == BY_COORDINATOR:
-                effects += self.hear_coordinator(one, now)
-            else:
+            if one.decided_by != BY_COORDINATOR:
                 effects += self.decide_alone(one, now)
+            elif one not in self._taken:
+                effects += self.hear_coordinator(one, now)
         return effects
 
     def _take(self, verdict: Verdict) -> list[AgreementEffect]:
-        if verdict.decided_by != BY_COORDINATOR and self._find_taken(verdict):
+        if verdict.decided_by != BY_COORDINATOR and self._is_decided(verdict):
             return []
-        if not verdict.orderly:
-            self._taken.append(verdict)
+        self._taken.append(verdict)
         return [TakeVerdict(verdict)]
 
-    def _find_taken(self, verdict: Verdict) -> Verdict | None:
-        """The fault that decides everything that this verdict is about, if one has been taken."""
-        return next((known for known in self._taken if known.from_instance <= verdict.from_instance), None)
+    def _is_decided(self, verdict: Verdict) -> bool:
+        return any(_covers(known, verdict) for known in self._taken)
 
 
-def precedence(verdict: Verdict) -> tuple[bool, int, int, str]:
+def precedence(verdict: Verdict) -> tuple[int, bool, int, str]:
     """Of several verdicts the one with the lowest of these counts."""
     culprits = (*verdict.missing, *verdict.differing)
     lowest = min((member.rank for member in culprits), default=1 << 32)
-    return verdict.decided_by != BY_COORDINATOR, verdict.from_instance, lowest, verdict.decided_by
+    return verdict.from_instance, verdict.decided_by != BY_COORDINATOR, lowest, verdict.decided_by
+
+
+def _topic(verdict: Verdict) -> _Topic:
+    return tuple(member.rank for member in verdict.missing) if verdict.orderly else _FAULT
+
+
+def _covers(known: Verdict, verdict: Verdict) -> bool:
+    """Whether one that has been taken decides everything that the other is about."""
+    if not known.orderly:
+        return known.from_instance <= verdict.from_instance
+    return _topic(known) == _topic(verdict) and precedence(known) <= precedence(verdict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -75,15 +76,20 @@ def test_what_the_coordinator_has_said_goes_before_what_a_worker_decides(
 def test_a_verdict_of_the_coordinator_amid_a_flood_reaches_those_whom_it_was_not_sent(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_consensus, "LISTEN_SECONDS", 9.0)
-    here = world(1, 1)
-    present, absent = here.ranks
+    monkeypatch.setattr(peer_consensus, "LISTEN_SECONDS", 3.0)  # of which a sixth must do for the coordinator
+    here = world(1, 1, 1)
+    present, absent, last = here.ranks
+    go_on = threading.Event()  # the third worker says nothing until then, and the others listen for it
+    here.group_loop_of(last.rank)._poller.call_soon_threadsafe(lambda: go_on.wait(30.0))
     present.submit(remaining=0.05)
-    flooded = here.group_loops[1]._generation.peer_consensus
+    flooded = here.group_loop_of(absent.rank)._generation.peer_consensus
     settle(lambda: flooded.next_deadline() < math.inf and not flooded.idle)
     here.group_loops[0].apply_verdict(here.verdict(Code.DEADLINE_EXCEEDED, message="the coordinator's word"))
     absent.submit()
-    assert [rank.failed()[1].message for rank in here.ranks] == ["the coordinator's word"] * 2
+    assert [rank.failed()[1].message for rank in (present, absent)] == ["the coordinator's word"] * 2
+    go_on.set()
+    last.submit()
+    assert last.failed()[1].message == "the coordinator's word"
 
 
 def test_of_several_verdicts_the_lowest_instance_and_rank_counts(world: Any) -> None:
@@ -96,7 +102,8 @@ def test_of_several_verdicts_the_lowest_instance_and_rank_counts(world: Any) -> 
 
     ordered = [about(1, 7), about(2, 0, 3), about(2, 1), about(2)]
     assert sorted(reversed(ordered), key=precedence) == ordered
-    assert precedence(replace(verdict, decided_by="coordinator", from_instance=9)) < precedence(ordered[0])
+    by_coordinator = replace(verdict, decided_by="coordinator", from_instance=2)
+    assert precedence(ordered[0]) < precedence(by_coordinator) < precedence(ordered[1])
 
 
 @pytest.mark.parametrize("hosts", [(2,), (1, 1)], ids=str)
