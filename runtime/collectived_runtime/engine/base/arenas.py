@@ -61,7 +61,7 @@ class ArenaObserver(Protocol):
     def remove_arena(self, arena: Arena) -> None: ...
 
     def list_holders(self) -> Sequence[MemoryHolder]:
-        """Sessions to which arenas were handed, and which have not ended."""
+        """Sessions to which arenas were handed, also those that have ended: their processes may keep them."""
 
 
 class ResultArenas:

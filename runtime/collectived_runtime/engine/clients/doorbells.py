@@ -102,8 +102,7 @@ class Doorbells:
                 self.send(local_rank, messages.encode_arena(messages.MessageType.ARENA_RETIRED, arena.number, 0))
 
     def list_holders(self) -> list[MemoryHolder]:
-        """Sessions to which arenas were handed, and which have not ended."""
-        self._holders = [holder for holder in self._holders if not holder.is_closed]
+        """Sessions to which arenas were handed, also those that have ended: their processes may keep them."""
         return list(self._holders)
 
     def send(self, local_rank: LocalRank, message: bytes, descriptor: int = -1) -> None:

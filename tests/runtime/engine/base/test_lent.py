@@ -29,7 +29,7 @@ class Clients:
         self.results = ResultArenas(self.worker, self, lambda: None)
 
     def list_holders(self) -> list[MemoryHolder]:
-        return [session for session in self.sessions if not session.is_closed]
+        return list(self.sessions)
 
     def add_arena(self, arena: Arena) -> None:
         self.descriptors.append(os.dup(arena.shared_descriptor))
@@ -112,6 +112,16 @@ def test_what_processes_keep_after_their_sessions_counts_of_their_user() -> None
     os.close(clients.descriptors.pop())
     again.acquire(SIZE)
     assert clients.retained[0] == 2 * SIZE and (clients.user.orphaned_bytes, clients.user.orphaned_count) == (0, 0)
+
+
+def test_what_is_given_back_when_all_sessions_have_ended_counts_of_their_user_too() -> None:
+    clients = Clients()
+    for session in clients.sessions:
+        session.close()
+    clients.end_group()
+    assert clients.retained == [SIZE, 0, 0] and clients.user.orphaned_bytes == SIZE
+    os.close(clients.descriptors.pop())
+    assert clients.retained == [0] * 3 and clients.user.orphaned_bytes == 0
 
 
 def test_a_session_that_keeps_as_much_as_it_may_have_gets_nothing_more() -> None:
