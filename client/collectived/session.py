@@ -24,6 +24,7 @@ from collectived.errors import (
     CollectiveError,
     FailedPreconditionError,
     NotFoundError,
+    ResourceExhaustedError,
     UnavailableError,
     UnimplementedError,
 )
@@ -127,6 +128,7 @@ class Session:
         self._transport = transport
         self._gpus = opened.gpus
         self._memory = transport.memory
+        self._is_short = False  # its last join was refused for want of room
         self._resources: list[SessionResource] = []
         self._unusable_reason = ""
         self._cancel_reason = ""  # what calls are told that it was closed amid
@@ -182,6 +184,8 @@ class Session:
     def _join_group(self, wish: JoinRequest, enter: Callable[[JoinedRank], Group]) -> Group:
         """Waits until a group is complete, and enters it; leaves it again where that fails."""
         self._check_usable()
+        if self._is_short:
+            self._memory.release_unused()
         entered: list[Group] = []
 
         def take(joined: JoinedGroup) -> Group:
@@ -194,7 +198,8 @@ class Session:
         try:
             with self._map_close_errors(), typed_failures(f"group {wish.name!r} could not be entered"):
                 return self._rpc.join(self._token, wish, log.warning, take)
-        except BaseException:
+        except BaseException as error:
+            self._is_short = isinstance(error, ResourceExhaustedError)
             for group in entered:  # an interruption after that: nobody else has it
                 with contextlib.suppress(CollectiveError):
                     group.leave()

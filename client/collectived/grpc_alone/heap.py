@@ -73,6 +73,9 @@ class Heap:
             while self._spare_bytes > MAX_SPARE_BYTES:
                 self._pop_spare(next(iter(self._spare_staging)))
 
+    def release_unused(self) -> None:
+        """Nothing of it is the worker's."""
+
     def retire(self, staging: HeapStaging | None, arrays: Sequence[Array]) -> None:
         """What is still being sent is held by who sends it."""
 

@@ -339,10 +339,24 @@ class SharedMemory:
             if held:
                 self._lock.release()
 
-    def _try_allocate(self, nbytes: int) -> InputSlot | None:
+    def release_unused(self) -> None:
+        """Give back what is only kept for later, unless another thread is at it."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._spare_staging.clear()
+            self._collect_freed()
+            self._drop_unused()
+        finally:
+            self._lock.release()
+
+    def _collect_freed(self) -> None:
         while self._free_queue:
             arena, offset = self._free_queue.popleft()
             arena.free_list.free(offset)
+
+    def _try_allocate(self, nbytes: int) -> InputSlot | None:
+        self._collect_freed()
         for arena in self._arenas_by_address[1]:
             taken = arena.free_list.allocate(nbytes)
             if taken is not None:

@@ -34,8 +34,10 @@ from collectived_proto.types import RankPosition, Report, ReportKind, Verdict, u
 from collectived_proto.v1 import common_pb2, worker_pb2
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_runtime.auth.acl import AclRule
+from collectived_runtime.engine.base.memory_budget import MemoryExhausted
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.local_rank import LocalRank
+from collectived_runtime.engine.clients.segment import measure_place
 from collectived_runtime.engine.failure.reporter import CoordinatorAccess
 from collectived_runtime.engine.loop.context import WorkerContext, WorkerResources
 from collectived_runtime.engine.loop.group_loop import GroupLoop
@@ -275,6 +277,8 @@ class Groups:
         if isinstance(error, RESOURCE_ERRORS):
             code, why = Code.RESOURCE_EXHAUSTED, f"its worker has no room for it: {error}"
             advice = "; leave groups that are not needed, or raise the worker's limits of open files and threads"
+        if isinstance(error, MemoryExhausted):
+            code, why = Code.RESOURCE_EXHAUSTED, str(error)
         if isinstance(error, OSError) and error.errno == errno.EMFILE:
             self._rejections.count_limit(Limit.DESCRIPTORS)
         text = f"rank {rank} of group {name!r} is refused: {why}"
@@ -292,9 +296,17 @@ class Groups:
         """Add a rank that is to connect its doorbell; the token that admits this."""
         session = join.session
         member = group_loop.topology.group.members[rank]
-        pidfd = os.dup(session.pidfd) if session.pidfd >= 0 else -1
+        has_place = group_loop.may_use_segment and join.takes_segment
+        seats = len(group_loop.topology.own_ranks)
+        redeem = session.budget.pledge(measure_place(seats) if has_place else 0)
+        try:
+            pidfd = os.dup(session.pidfd) if session.pidfd >= 0 else -1
+        except OSError:
+            redeem()
+            raise
         memory, done = session.arenas.resolve_memory, session.acquire_memory()
         local_rank = LocalRank(rank, member, memory, pidfd, done, holder=session.budget)
+        local_rank.redeem = redeem
         local_rank.uid, local_rank.takes_segment = session.uid, join.takes_segment
         local_rank.sample_stack = functools.partial(session.sample_stack, self._loop)
         group_loop.add_local_rank(local_rank)

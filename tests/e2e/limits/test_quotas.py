@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -109,6 +110,35 @@ def test_more_memory_than_a_session_may_have_is_refused_and_others_have_theirs(c
         ):
             greedy.empty((64 << 20,), np.uint8)
         assert len(honest.empty((1000,), np.uint8)) == 1000
+
+
+def test_a_join_whose_place_in_the_segment_is_too_much_for_its_session_is_refused_and_the_others_told(
+    cluster: Cluster,
+) -> None:
+    with cd.connect(cluster.addresses[0]) as greedy, cd.connect(cluster.addresses[0]) as honest:
+        taken = greedy.empty((32 << 20) - (300 << 10), np.uint8)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(honest.join, "shared", 2, rank=0, timeout=20)
+            with (
+                counting(cluster.metrics[1], "session_memory"),
+                pytest.raises(
+                    cd.errors.ResourceExhaustedError,
+                    match=r"rank 1 of group 'shared' is refused: 1048576 bytes more would exceed the 33554432 bytes of "
+                    r"shared memory that one session may have, of which 33\d{6} are in use: .* max_session_memory",
+                ),
+            ):
+                greedy.join("shared", 2, rank=1, timeout=20)
+            with (
+                waiting.result(20) as group,
+                pytest.raises(cd.errors.UnavailableError, match="max_session_mem") as lost,
+            ):
+                group.all_reduce("sum", 1.0, timeout=20)
+            assert [member.rank for member in lost.value.missing] == [1]
+            del taken
+            waiting = pool.submit(honest.join, "shared", 2, rank=0, timeout=20)
+            with greedy.join("shared", 2, rank=1, timeout=20) as other, waiting.result(20) as group:
+                told = pool.submit(group.all_reduce, "sum", 1.0)
+                assert other.all_reduce("sum", 2.0) == 3.0 == told.result(20)
 
 
 def test_what_is_sent_over_grpc_counts_as_memory_of_its_session(cluster: Cluster) -> None:

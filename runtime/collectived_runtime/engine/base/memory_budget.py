@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from collectived_runtime.engine.base.lent import LentMemories, MemoryUser
 
@@ -108,6 +109,7 @@ class SessionBudget(MemoryBudget):
     ) -> None:
         super().__init__(limit, refused, what)
         self.lent_bytes = 0
+        self._pledged = 0
         self.retained_count = 0
         self.is_closed = False
         self.user = MemoryUser() if user is None else user
@@ -125,6 +127,12 @@ class SessionBudget(MemoryBudget):
         self._parent.unregister_shrinker(give)
 
     def acquire(self, size: int, *, last: bool = True) -> None:
+        self._check_room(size, last)
+        self._parent.acquire(size, last=last)
+        with self._lock:
+            self.used += size
+
+    def _check_room(self, size: int, last: bool) -> None:
         if size > self._room:
             self._shrink()
         if size > self._room:
@@ -135,9 +143,21 @@ class SessionBudget(MemoryBudget):
                 f"{size} bytes more would exceed the {self.limit} bytes of {self._what} that one session may have, of "
                 f"which {self.used} are in use{lent}: close what is not needed, or raise {self._key} of the worker"
             )
-        self._parent.acquire(size, last=last)
+
+    def pledge(self, size: int) -> Callable[[], None]:
+        """Set bytes aside for a place in a segment that may be made; what is returned is called once that is known.
+
+        Raises:
+            MemoryExhausted: its session would have more than it may.
+        """
+        if size:
+            self._check_room(size, last=True)
+        self._add_pledged(size)
+        return partial(self._add_pledged, -size)
+
+    def _add_pledged(self, size: int) -> None:
         with self._lock:
-            self.used += size
+            self._pledged += size
 
     @property
     def _room(self) -> int:
@@ -171,4 +191,4 @@ class SessionBudget(MemoryBudget):
     @property
     def kept_bytes(self) -> int:
         """Of memory of its groups, and of those of its user's sessions that have ended."""
-        return self.lent_bytes + self.user.orphaned_bytes
+        return self.lent_bytes + self._pledged + self.user.orphaned_bytes

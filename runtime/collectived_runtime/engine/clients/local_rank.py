@@ -76,6 +76,7 @@ class LocalRank:
         self.takes_segment = False  # whether its client can carry out collectives itself
         # Has what it is given told where the threads of its client are, in another thread; None: nobody can say.
         self.sample_stack: Callable[[Callable[[str], None]], None] | None = None
+        self.redeem: Callable[[], None] = lambda: None  # ends what was set aside for its place in a segment
         self.completion_sink = outlet
         self.doorbell: socket.socket | None = None
         self.prepared: dict[int, PreparedCollective] = {}  # filled by the service's thread, read by the group loop
@@ -171,7 +172,13 @@ class LocalRank:
         self.prepared_sizes.clear()
         self.prepared_bytes = 0
 
+    def redeem_pledge(self) -> None:
+        """It is known whether it has a place in a segment; or it needs none any more."""
+        redeem, self.redeem = self.redeem, lambda: None
+        redeem()
+
     def close(self) -> None:
+        self.redeem_pledge()
         closed, self._on_closed = self._on_closed, lambda: None
         self.closed = True
         self._outbox.clear()

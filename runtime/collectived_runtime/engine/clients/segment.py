@@ -37,6 +37,15 @@ def can_share(local_ranks: Iterable[LocalRank]) -> bool:
     return len(uids) == 1 and None not in uids and all(one.takes_segment and one.holder is not None for one in ranks)
 
 
+def measure_place(seats: int) -> int:
+    """Bytes that count of the session of each rank in a segment of so many from the start."""
+    return _measure_place(Geometry.choose(seats, cores=count_cores()))
+
+
+def _measure_place(geometry: Geometry) -> int:
+    return geometry.seats * geometry.share * _TICKS_AT_A_TIME
+
+
 class GroupSegment:
     """Shared memory for the ranks of one generation, as its worker holds it.
 
@@ -65,7 +74,8 @@ class GroupSegment:
         mail_bytes = budget.limit // UNEXPECTED_MEMORY_DIVISOR // len(self.ranks)
         self._geometry = Geometry.choose(len(self.ranks), cores=count_cores(), start=start, mail=mail_bytes)
         self._budget = budget
-        self._prepaid = self._geometry.seats**2 * self._geometry.share * _TICKS_AT_A_TIME
+        allowance = _measure_place(self._geometry)
+        self._prepaid = allowance * len(self.ranks)
         with contextlib.ExitStack() as undo:
             budget.acquire(self._prepaid, last=False)
             undo.callback(budget.release, self._prepaid)
@@ -76,7 +86,6 @@ class GroupSegment:
             self.watcher: core.Watcher = self._file.watch()
             undo.pop_all()
         holders = [local_rank.holder for local_rank in local_ranks if local_rank.holder is not None]  # all
-        allowance = self._prepaid // len(self.ranks)
         self._lent = LentMemory(self._file, holders, allowance, self._file.measure_parts)
         budget.lent.add(self._lent)
         poller.add(self._knocker, select.POLLIN, self._on_knocker)

@@ -208,6 +208,7 @@ class GroupLoop:
         if len(self.local_ranks) == len(self.topology.own_ranks) and segments.can_share(self.local_ranks.values()):
             self._open_segment()
         for local_rank in self.local_ranks.values():
+            local_rank.redeem_pledge()
             self._offer_segment(local_rank)
 
     def _open_segment(self) -> None:

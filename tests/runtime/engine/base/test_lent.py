@@ -175,3 +175,15 @@ def test_memory_without_pages_is_looked_after_until_its_client_lets_go() -> None
     os.close(kept)
     worker.lent.settle()
     assert not worker.lent.has_retained
+
+
+def test_what_is_set_aside_for_a_place_counts_until_it_is_known() -> None:
+    worker = MemoryBudget(LIMIT)
+    session = SessionBudget(worker, 2 * SIZE)
+    redeem = session.pledge(SIZE)
+    with pytest.raises(MemoryExhausted, match=f"0 are in use and {SIZE} by its groups"):
+        session.pledge(SIZE + 1)
+    session.pledge(SIZE)
+    assert session.is_used_up_by_groups() and worker.used == 0
+    redeem()
+    session.acquire(SIZE)
