@@ -61,9 +61,9 @@ test-kill: $(READY) ## kill launchers over ssh at ten random moments, and look f
 test-slurm: $(READY) ## run the tests that start a Slurm of their own (root; slurm-wlm and munge installed)
 	COLLECTIVED_TEST_SLURM=1 $(BIN)/python -m pytest -n 0 -rs tests/e2e/launcher/slurm/test_launch_in_slurm.py
 
-test-lines: $(READY) ## plant an error at every line that a rank comes to when it joins and submits; make test: at every ninth
+test-lines: $(READY) ## plant an error at every line that a rank comes to when it joins, splits and submits; make test: at every ninth
 	COLLECTIVED_TEST_STRIDE=1 $(BIN)/python -m pytest $(PYTEST_OPTIONS) tests/e2e/faults/test_failure_amid_join.py \
-	    tests/e2e/faults/test_failure_amid_submission.py
+	    tests/e2e/faults/test_failure_amid_rejoin_and_split.py tests/e2e/faults/test_failure_amid_submission.py
 
 drills: $(READY) ## provoke every fault that is known, and write what came of it into docs/reliability.md
 	$(BIN)/python -m tests.drills

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -16,13 +15,12 @@ from collectived import call_site, sparse_reduce
 from collectived.arguments import check_integer
 from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import Call
-from collectived.calls.channel import NOT_REPEATED, RankChannel
+from collectived.calls.channel import NOT_REPEATED
 from collectived.calls.local_failure import classify_failure
 from collectived.calls.prepare import (
     ANY_VALUE,
     CrossDeviceTerms,
     FlatValue,
-    PreparedCallCache,
     fetch_value_to_host,
     flatten_value,
     locate,
@@ -31,7 +29,7 @@ from collectived.calls.prepare import (
 from collectived.calls.timeout import DEADLINE_GRACE
 from collectived.calls.unobserved_errors import UnobservedErrors, is_consequence
 from collectived.collectives import Collectives
-from collectived.connection.join_request import JoinRequest, make_rejoin_request
+from collectived.connection.join_request import JoinRequest, make_rejoin_request, make_split_request
 from collectived.errors import (
     CancelledError,
     FailedPreconditionError,
@@ -39,13 +37,14 @@ from collectived.errors import (
     UnauthenticatedError,
     UnimplementedError,
 )
+from collectived.session_hooks import JoinedRank, SessionHooks
 from collectived.values.leaves import is_host_array
 from collectived.work import Work
 from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import CollectiveError, error_from_verdict
 from collectived_proto.options import CommunicationOptions
-from collectived_proto.types import AllReduce, AxisOperation, GroupInfo, Member, Operation, Reduce, ReduceOp
+from collectived_proto.types import AllReduce, AxisOperation, Member, Operation, Reduce, ReduceOp
 
 _STAGING_TIMEOUT = 30.0  # seconds in which a worker makes room for a value
 
@@ -70,40 +69,6 @@ class _CallTerms(NamedTuple):
     deadline: Deadline | None
     async_op: bool
     special: CrossDeviceTerms | None
-
-
-class JoinedRank(NamedTuple):
-    """A rank's place in one generation of a group, and its way to the worker."""
-
-    info: GroupInfo
-    rank: int
-    channel: RankChannel
-    prepared_calls: PreparedCallCache
-
-
-class SessionHooks(Protocol):
-    """What a group asks of its session."""
-
-    def _unregister_group(self, group: Group) -> None:
-        """This rank takes part no longer."""
-
-    def _register_group(self, group: Group) -> None:
-        """It takes part again."""
-
-    def _join_group(self, wish: JoinRequest, enter: Callable[[JoinedRank], Group]) -> Group:
-        """Waits for the others, and takes a place among them."""
-
-    def join(
-        self,
-        name: str,
-        size: int,
-        *,
-        rank: int,
-        device: str,
-        options: CommunicationOptions,
-        timeout: float | None,
-    ) -> Group:
-        """Joins another group; see `Session.join`."""
 
 
 class Group(Collectives):
@@ -132,6 +97,7 @@ class Group(Collectives):
         self._session = home
         self._join_request = wish  # as this group was joined
         self.options = options
+        self._default_timeout = default_timeout
         self._defaults = CommunicationOptions(timeout_seconds=default_timeout).merge(options)
         self._merged: dict[CommunicationOptions, CommunicationOptions] = {}
         self._reductions: dict[object, AllReduce] = {}
@@ -200,11 +166,13 @@ class Group(Collectives):
             self._session._register_group(self)
             return self
 
-        self._session._join_group(replace(wish, last_instance=None if finished < 0 else finished), enter)
-        return self
+        # In one line: an error after that would come to a rank that the others take for present.
+        return cast(Self, self._session._join_group(replace(wish, last_instance=_known(finished)), enter))
 
     def split(self, color: int | None, key: int | None = None) -> Group | None:
         """Splits this group: all ranks that give the same color form a group of their own. A collective call.
+
+        Where it fails on a rank, this generation of the group it is made of ends, and so the split on all ranks.
 
         Args:
             color: a number that is not negative; None: this rank is in none of them.
@@ -219,17 +187,45 @@ class Group(Collectives):
             else check_integer(color, "color", 0, sys.maxsize, "a number that is not negative, or None")
         )
         order = 0 if key is None else check_integer(key, "key", -sys.maxsize, sys.maxsize, "a whole number or None")
+        self._check_usable()
+        try:
+            return self._split(own, order)
+        except BaseException as error:
+            failure = self._on_split_failed(error)
+            if failure is None:
+                raise
+            raise failure from None
+
+    def _split(self, own: int, order: int) -> Group | None:
         self._splits += 1
-        name = f"{self.name}/{self.generation}.{self._splits}.{own}"
-        pairs = self.all_gather(np.array([[own, order]], np.int64))
+        told = self.all_gather(np.array([[own, order, self._splits]], np.int64))
         if own < 0:
             return None
-        same = sorted((int(pairs[rank, 1]), rank) for rank in range(self.size) if pairs[rank, 0] == own)
+        same = sorted((int(told[rank, 1]), rank) for rank in range(self.size) if told[rank, 0] == own)
         place = [rank for _, rank in same].index(self.rank)
-        timeout = self._defaults.timeout_seconds
-        return self._session.join(
-            name, len(same), rank=place, device=self.device, options=self.options, timeout=timeout
+        name = f"{self.name}/{self.generation}.{int(told[0, 2])}.{own}"  # as rank 0 has counted, on all of them
+        wish = make_split_request(
+            name, len(same), place, self.device, self._defaults.timeout_seconds, (self.key, self.rank)
         )
+
+        def enter(place: JoinedRank) -> Group:
+            part = Group(self._session, replace(wish, parent=None), place, self.options, self._default_timeout)
+            self._session._register_group(part)
+            return part
+
+        return self._session._join_group(wish, enter)
+
+    def _on_split_failed(self, error: BaseException) -> CollectiveError | None:
+        """The others may wait for this rank: ends the generation; what to raise instead, if anything."""
+        verdict = error.verdict if isinstance(error, CollectiveError) else None
+        if verdict is None:
+            if isinstance(error, KeyboardInterrupt):
+                self._channel.on_interrupt()
+            elif not self._channel.invalid_reason:
+                self._channel.abort(call_site.describe_error(error, error.__traceback__))
+        elif verdict.generation == self.generation:
+            return self._channel.adopt_verdict(verdict)  # heard by the worker while this rank waited for its part
+        return None
 
     def leave(self) -> None:
         """Waits for this rank's collectives in flight and leaves; the others may finish what was fully submitted.
@@ -493,6 +489,10 @@ class Group(Collectives):
         )
         self._channel.invalidate_after_fork(self._unusable_reason)
         self._prepared_calls.clear()
+
+
+def _known(instance: int) -> int | None:
+    return None if instance < 0 else instance
 
 
 def _remaining_timeout(deadline: Deadline | None) -> float:

@@ -29,7 +29,8 @@ from collectived.errors import (
     UnimplementedError,
 )
 from collectived.gpu.driver import CudaError, get_cuda
-from collectived.group import Group, JoinedRank
+from collectived.group import Group
+from collectived.session_hooks import JoinedRank
 from collectived.transports import Transport, is_grpc_forced, open_transport
 from collectived.values.leaves import element_type, find_gpu, make_template, numpy_dtype
 from collectived.values.libraries import device_name

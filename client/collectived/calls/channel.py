@@ -226,6 +226,12 @@ class RankChannel(ABC):
         error.out_intact = out_intact
         return error
 
+    def adopt_verdict(self, verdict: Verdict) -> CollectiveError:
+        """A verdict about this generation that has come another way than over this one; what it is raised as."""
+        with self.mutex:
+            self.rank_state.apply_verdict(verdict)
+        return self.report_verdict(self.rank_state.verdict or verdict)
+
     def abort(self, reason: str) -> None:
         """Ends the generation for all ranks; returns when the worker reads the inputs of calls in flight no more."""
         verdict = self.rank_state.make_verdict(Cause.ABORTED, escape_surrogates(reason[:MAX_REASON_LENGTH]))

@@ -19,7 +19,8 @@ _MAX_RANKS = 1 << 20  # more is a mistake: nobody waits for that many
 class JoinRequest:
     """A size of (n, n) is fixed; `last_instance` is what this process finished in the generation before.
 
-    `deadline` was made of `timeout` when the caller gave it.
+    `deadline` was made of `timeout` when the caller gave it. `parent` is the group that is split and this process's
+    rank there: where that fails, nobody waits any more.
     """
 
     name: str
@@ -30,6 +31,7 @@ class JoinRequest:
     timeout: float | None
     idle: bool = False
     last_instance: int | None = None
+    parent: tuple[int, int] | None = None
     deadline: Deadline = field(default_factory=Deadline)
 
 
@@ -62,6 +64,14 @@ def make_join_request(
     limit = to_seconds(timeout, "timeout")
     deadline = Deadline.after(limit)
     return JoinRequest(name, (least, most), rank, device, float(settle), limit, bool(idle), deadline=deadline)
+
+
+def make_split_request(
+    name: str, size: int, rank: int, device: str, timeout: float | None, parent: tuple[int, int]
+) -> JoinRequest:
+    """The wish for a part of a group that is split."""
+    deadline = Deadline.after(timeout)
+    return JoinRequest(name, (size, size), rank, device, 0.0, timeout, parent=parent, deadline=deadline)
 
 
 def make_rejoin_request(

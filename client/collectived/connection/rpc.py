@@ -278,6 +278,7 @@ class WorkerClient:
             idle=wish.idle,
             segment=_has_native_core(),
             token=secrets.token_bytes(_JOIN_TOKEN_BYTES),
+            parent=None if wish.parent is None else worker_pb2.HeldRank(key=wish.parent[0], rank=wish.parent[1]),
         )
         refusals: list[CollectiveError] = []  # of the worker: then there is no place
 

@@ -64,7 +64,7 @@ class SessionOpened(_message.Message):
     def __init__(self, session: _Optional[bytes] = ..., protocol: _Optional[_Union[_common_pb2.Protocol, _Mapping]] = ..., worker: _Optional[str] = ..., devices: _Optional[_Iterable[str]] = ..., door: _Optional[str] = ..., token: _Optional[bytes] = ..., gpus: _Optional[_Iterable[str]] = ..., openings: _Optional[int] = ..., stack_token: _Optional[bytes] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("session", "name", "min_size", "max_size", "settle_seconds", "rank", "device", "timeout_seconds", "last_instance", "idle", "segment", "token")
+    __slots__ = ("session", "name", "min_size", "max_size", "settle_seconds", "rank", "device", "timeout_seconds", "last_instance", "idle", "segment", "token", "parent")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     MIN_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class JoinRequest(_message.Message):
     IDLE_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PARENT_FIELD_NUMBER: _ClassVar[int]
     session: bytes
     name: str
     min_size: int
@@ -89,7 +90,16 @@ class JoinRequest(_message.Message):
     idle: bool
     segment: bool
     token: bytes
-    def __init__(self, session: _Optional[bytes] = ..., name: _Optional[str] = ..., min_size: _Optional[int] = ..., max_size: _Optional[int] = ..., settle_seconds: _Optional[float] = ..., rank: _Optional[int] = ..., device: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., last_instance: _Optional[int] = ..., idle: bool = ..., segment: bool = ..., token: _Optional[bytes] = ...) -> None: ...
+    parent: HeldRank
+    def __init__(self, session: _Optional[bytes] = ..., name: _Optional[str] = ..., min_size: _Optional[int] = ..., max_size: _Optional[int] = ..., settle_seconds: _Optional[float] = ..., rank: _Optional[int] = ..., device: _Optional[str] = ..., timeout_seconds: _Optional[float] = ..., last_instance: _Optional[int] = ..., idle: bool = ..., segment: bool = ..., token: _Optional[bytes] = ..., parent: _Optional[_Union[HeldRank, _Mapping]] = ...) -> None: ...
+
+class HeldRank(_message.Message):
+    __slots__ = ("key", "rank")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    key: int
+    rank: int
+    def __init__(self, key: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class JoinEvent(_message.Message):
     __slots__ = ("progress", "joined")

@@ -117,11 +117,12 @@ class Groups:
             CollectiveError: refused, by this worker or by the coordinator.
         """
         ask = make_join_ask(session, request, self._place, self._rules)
+        parent = session.find_held_rank(request.parent.key, request.parent.rank) if request.HasField("parent") else None
         with session.acquire_join_slot():
             self._check_quotas(ask.name)
             self._joins_by_name[ask.name] += 1
             try:
-                join = ClientJoin(ask, session, request.segment, request.token)
+                join = ClientJoin(ask, session, request.segment, request.token, parent)
                 async with contextlib.aclosing(self.client_joins.wait(join)) as events:
                     async for event in events:
                         yield event

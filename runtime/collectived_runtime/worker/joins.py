@@ -7,17 +7,28 @@ import contextlib
 import secrets
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from time import monotonic
 
 from collectived_proto.devices import DeviceName
-from collectived_proto.errors import Code, InvalidArgumentError, NotFoundError, PermissionDeniedError, error_class
+from collectived_proto.errors import (
+    Code,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    error_class,
+    error_from_verdict,
+)
+from collectived_proto.types import Verdict
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import worker_pb2
 from collectived_runtime.auth.acl import AclRule, is_permitted
+from collectived_runtime.worker.grpc_errors import complete_verdict
 from collectived_runtime.worker.prepared import check_name
-from collectived_runtime.worker.sessions import Session, disconnect_rank
+from collectived_runtime.worker.sessions import HeldRank, Session, disconnect_rank
 
 AWAY_NOTICE_SECONDS = 2.0  # after which a client that joins is told that the coordinator is away, if it is
+PARENT_LOOK_SECONDS = 0.1  # between two looks whether a group that is split has failed
 COORDINATOR_AWAY = "the coordinator cannot be reached; the join waits for it"
 
 JoinAnswer = worker_pb2.JoinEvent | pb.JoinRefused
@@ -43,12 +54,14 @@ class ClientJoin:
     Attributes:
         takes_segment: its client can carry out collectives itself.
         token: by which its client gives it up; empty: not at all.
+        parent: of a part of a group that is split: its client's rank in that.
     """
 
     request: pb.JoinAsk
     session: Session
     takes_segment: bool
     token: bytes = b""
+    parent: HeldRank | None = None
     answers: asyncio.Queue[JoinAnswer] = field(default_factory=asyncio.Queue)
 
 
@@ -80,22 +93,27 @@ class ClientJoins:
         self._send(pb.WorkerMessage(join=join.request))
         ended = asyncio.ensure_future(join.session.ended.wait())
         answer: asyncio.Future[JoinAnswer] = asyncio.get_running_loop().create_future()
+        interval = AWAY_NOTICE_SECONDS if join.parent is None else PARENT_LOOK_SECONDS
+        heard_at = monotonic()
         try:
             while True:
                 answer = asyncio.ensure_future(join.answers.get())
                 try:
-                    await asyncio.wait(
-                        {answer, ended}, timeout=AWAY_NOTICE_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    if not answer.done() and not ended.done() and not self._is_connected():
+                    await asyncio.wait({answer, ended}, timeout=interval, return_when=asyncio.FIRST_COMPLETED)
+                    is_silent = not answer.done() and not ended.done() and not self._is_connected()
+                    if is_silent and monotonic() - heard_at > AWAY_NOTICE_SECONDS - PARENT_LOOK_SECONDS:
+                        heard_at = monotonic()
                         yield worker_pb2.JoinEvent(progress=worker_pb2.JoinProgress(text=COORDINATOR_AWAY))
                 finally:
                     answer.cancel()  # which changes nothing where it is there
                 if not answer.done() and not ended.done():
+                    if (fault := _find_parent_fault(join)) is not None:
+                        outcome = "refused"
+                        raise error_from_verdict(fault)
                     continue
                 if answer.cancelled() or not answer.done():
                     raise join.session.ended_error
-                event = answer.result()
+                event, heard_at = answer.result(), monotonic()
                 if isinstance(event, pb.JoinRefused):
                     outcome = "withdrawn" if event.code == Code.CANCELLED else "refused"
                     raise error_class(event.code)(event.message)
@@ -136,6 +154,17 @@ class ClientJoins:
         """The coordinator may have forgotten them; it knows by their names those that it has not."""
         for join in self._joins.values():
             self._send(pb.WorkerMessage(join=join.request))
+
+
+def _find_parent_fault(join: ClientJoin) -> Verdict | None:
+    """What has ended the group that is split: those whom this client waits for may be waiting there no more."""
+    if join.parent is None:
+        return None
+    group_loop = join.parent.group_loop
+    fault = group_loop.tracker.fault
+    if fault is None or fault.successor:
+        return None
+    return complete_verdict(fault, replace(group_loop.topology.group, name=group_loop.name))
 
 
 def _give_place_up(join: ClientJoin, latest: asyncio.Future[JoinAnswer]) -> None:

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
+import collectived as cd
+from collectived.shared.segment_channel import SegmentChannel
+
 OURS = ("/collectived/", "/collectived_proto/")
 STRIDE = int(os.environ.get("COLLECTIVED_TEST_STRIDE", "9"))
 
@@ -30,6 +33,17 @@ OnLine = Callable[[FrameType, int], None]
 
 class Planted(Exception):
     """Stands for a defect of the library."""
+
+
+def find_position(group: cd.Group) -> Any:
+    """Where a rank stands: its generation, how that has ended, and the numbers of what it does next."""
+    channel = group._channel
+    posted: Any = channel.rank_state.next_p2p
+    if isinstance(channel, SegmentChannel):
+        channel._count_instances()  # what completes at once is not counted one by one
+        posted = posted, repr(channel._post_numbers)
+    state = channel.rank_state
+    return state.generation, state.verdict, state.next_instance, posted
 
 
 class Plant:

@@ -12,10 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.e2e.faults.collective_scenes import AGAIN, OTHERS, SCENES, SOON, WITH_OPTIONS, Scene
-from tests.e2e.faults.planting import READING, STRIDE, OnLine, Plant, Planted, find_lines, name_line, watch
+from tests.e2e.faults.planting import (
+    READING,
+    STRIDE,
+    OnLine,
+    Plant,
+    Planted,
+    find_lines,
+    find_position,
+    name_line,
+    watch,
+)
 
 import collectived as cd
-from collectived.shared.segment_channel import SegmentChannel
 
 TRIES = 5  # at a line to which a step does not come each time
 
@@ -56,11 +65,11 @@ class Ranks:
                 is_over.wait(scene.late)
                 found.append(step(0, scene.earlier))
             else:
-                before = self._position()
+                before = find_position(self.groups[1])
                 try:
                     found.append(watch(lambda: step(1, scene.earlier), on_line))
                 except (OSError, MemoryError, Planted, KeyboardInterrupt):
-                    if self._position() == before:
+                    if find_position(self.groups[1]) == before:
                         is_over.set()
                         found.append(step(1, scene.earlier))  # it is where it was
                 is_over.set()
@@ -74,16 +83,6 @@ class Ranks:
         assert failed[0] == failed[1], outcomes
         if failed[0]:
             self.both(lambda rank: self.groups[rank].rejoin(timeout=10))
-
-    def _position(self) -> Any:
-        """Where rank 1 stands: its generation, how that has ended, and the numbers of what it does next."""
-        channel = self.groups[1]._channel
-        posted: Any = channel.rank_state.next_p2p
-        if isinstance(channel, SegmentChannel):
-            channel._count_instances()  # what completes at once is not counted one by one
-            posted = posted, repr(channel._post_numbers)
-        state = channel.rank_state
-        return state.generation, state.verdict, state.next_instance, posted
 
     def close(self) -> None:
         for session in self.sessions:
