@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from collectived_runtime.device.blocking_thread import BlockingCall, BlockingThread
 from collectived_runtime.device.cuda.driver import Cuda, CudaError, Device
+from collectived_runtime.device.exported_memory import ExportedMemory
 from collectived_runtime.device.launch_thread import Launch, LaunchThread, Work
 
 log = logging.getLogger("collectived.device")
@@ -116,6 +117,13 @@ class DeviceArena:
         if memory is None:
             raise ValueError(f"memory {self.number} of the GPU is closed")
         return Region(self.gpu, memory.address + offset, length, memory)
+
+    def detach(self) -> ExportedMemory:
+        """Let go of what a client was handed; what is returned says whether anybody still has it."""
+        assert self._memory is not None and self.descriptor >= 0
+        left = ExportedMemory(self.descriptor, self.size, self._memory)
+        self.descriptor, self._memory = -1, None
+        return left
 
     def close(self) -> None:
         """Let go of it: the memory is freed when nobody looks into it any more, here and in the client."""

@@ -22,13 +22,14 @@ from collectived_runtime.device.cuda.driver import CudaError
 from collectived_runtime.device.gpus import ClearTimeout, DeviceArena, Gpu
 from collectived_runtime.engine.base.arenas import new_arena, next_number
 from collectived_runtime.engine.base.lent import LentMemory
-from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted, SessionBudget
+from collectived_runtime.engine.base.memory_budget import MemoryExhausted, SessionBudget
 from collectived_runtime.engine.clients.local_rank import HostOrGpuBytes
 from collectived_runtime.limits.descriptors import has_descriptor_room
 from collectived_runtime.limits.rejections import Limit, RejectionCounters
 
 MAX_PENDING_REQUESTS = 64  # arenas of one session that it waits for
 MAX_ARENAS = 512  # of one session; each takes a descriptor
+KEPT_DIVISOR = 16  # memory of a GPU that is kept may take one part in so many of the worker's descriptors
 INLINE_COMMIT_BYTES = 1 << 20  # bytes of an arena that take less than a millisecond
 _COMMIT_EXECUTOR = ThreadPoolExecutor(
     2, "collectived-arenas"
@@ -47,7 +48,7 @@ class ArenaLimits:
     """
 
     budget: SessionBudget
-    gpu_budgets: Mapping[Gpu, MemoryBudget]
+    gpu_budgets: Mapping[Gpu, SessionBudget]
     descriptors: int
     open_allocations: int
 
@@ -205,6 +206,12 @@ class SessionArenas:
         if self._refuse_if_full():
             return
         budget = self._gpu_budgets[gpu]
+        budget.lent.settle()
+        kept, most = budget.retained_count + budget.user.orphaned_count, self._descriptor_limit // KEPT_DIVISOR
+        if kept >= most:
+            self._rejections.count_limit(Limit.DESCRIPTORS)
+            self._refuse(f"{kept} pieces of memory of GPU:{index} were given back and are kept, and {most} may be")
+            return
         try:
             budget.acquire(size)
         except MemoryExhausted as error:
@@ -276,6 +283,10 @@ class SessionArenas:
         self._send(messages.encode_refused(Code.RESOURCE_EXHAUSTED, why), -1)
 
     def _release_arena(self, arena: DeviceArena) -> None:
-        if not arena.is_imported:
-            self._gpu_budgets[arena.gpu].release(arena.size)
-        arena.close()
+        """What was lent is closed; what its client was handed counts until nobody has it."""
+        if arena.is_imported:
+            arena.close()
+            return
+        budget = self._gpu_budgets[arena.gpu]
+        budget.release(arena.size)
+        budget.lent.give_back(LentMemory(arena.detach(), [budget]))

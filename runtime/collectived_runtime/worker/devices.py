@@ -21,6 +21,7 @@ from collectived_runtime.device.gpus import Gpu, select_gpus
 from collectived_runtime.device.nccl.binding import load_binding
 from collectived_runtime.device.nccl.communicators import Communicators
 from collectived_runtime.device.nccl.interface import Nccl
+from collectived_runtime.engine.base.lent import MemoryUser
 from collectived_runtime.engine.base.memory_budget import MemoryBudget, SessionBudget
 from collectived_runtime.engine.gpu.communicator import NcclContext
 
@@ -28,6 +29,7 @@ CPU_DEVICES = 8
 EXIT_GPU_LOST = 70  # exit status
 GPU_LOST_SECONDS = 1.0  # in which ranks are told
 _CLIENT_MEMORY_DIVISOR = 2  # one part in so many of a GPU's memory may be its clients'
+_KEPT_BY = "kept after they were given back, by it or by its user's processes"
 _DRIVER = "/proc/driver/nvidia/version"  # there where NVIDIA's driver is loaded
 _INSTALL = "pip install 'collectived[cuda12]', or [cuda13] for CUDA 13"
 
@@ -57,16 +59,20 @@ class DeviceOffer:
         """UUIDs of GPUs, by index."""
         return {gpu.index: gpu.device.uuid for gpu in self.gpus}
 
-    def create_session_budgets(self, most: int, refused: Callable[[], None]) -> dict[Gpu, MemoryBudget]:
+    def create_session_budgets(
+        self, most: int, refused: Callable[[], None], find_user: Callable[[Gpu], MemoryUser]
+    ) -> dict[Gpu, SessionBudget]:
         """What a new session may have of each GPU's memory.
 
         Args:
             most: bytes; 0: three quarters of what clients may have. refused: as of `MemoryBudget`.
+            find_user: whose the session is, as far as memory of that GPU is concerned.
         """
-        found: dict[Gpu, MemoryBudget] = {}
+        found: dict[Gpu, SessionBudget] = {}
         for gpu, whole in self.budgets.items():
             limit = min(most or whole.limit * 3 // 4, whole.limit)
-            found[gpu] = SessionBudget(whole, limit, refused, f"memory of GPU:{gpu.index}", "max_session_gpu_memory")
+            what, key = f"memory of GPU:{gpu.index}", "max_session_gpu_memory"
+            found[gpu] = SessionBudget(whole, limit, refused, what, key, find_user(gpu), _KEPT_BY)
         return found
 
     def close(self) -> None:

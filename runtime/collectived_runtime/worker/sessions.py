@@ -85,7 +85,7 @@ class Session:
     max_ranks: int = 0  # that it may hold or be joining; 0: any number
     descriptor_limit: int = TARGET_DESCRIPTORS  # that this process may have
     pending_joins: int = 0
-    gpu_budgets: Mapping[Gpu, MemoryBudget] = field(default_factory=dict)  # its share of each GPU's memory
+    gpu_budgets: Mapping[Gpu, SessionBudget] = field(default_factory=dict)  # its share of each GPU's memory
     session_id: bytes = field(default_factory=lambda: secrets.token_bytes(SESSION_ID_BYTES))
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     held_ranks: list[HeldRank] = field(default_factory=list)
@@ -166,7 +166,8 @@ class Session:
             self.pidfd = -1
         self.stacks.close()
         self._drop_unused_arenas()
-        self.budget.close()
+        for budget in (self.budget, *self.gpu_budgets.values()):
+            budget.close()
         self.on_end(self)
 
     def end_for_memory(self) -> None:
@@ -349,7 +350,7 @@ class Sessions:
         self._quotas = most or Quotas()
         self._device_offer = offer or DeviceOffer(0)
         self._sessions: dict[bytes, Session] = {}
-        self._users: WeakValueDictionary[int, MemoryUser] = WeakValueDictionary()  # by uid
+        self._users: WeakValueDictionary[tuple[int, int], MemoryUser] = WeakValueDictionary()  # by uid and GPU, or -1
         self._end_reasons: OrderedDict[bytes, str] = OrderedDict()  # the latest, and why
         self._heap_trimmer = HeapTrimmer()
         self.opened_count = 0  # in all
@@ -405,7 +406,9 @@ class Sessions:
             if self._device_offer.gpus and not remote and _can_lend_memory(caller)
             else 0,
             gpu_budgets=self._device_offer.create_session_budgets(
-                most.gpu_memory, lambda: refusals.count_limit(Limit.SESSION_GPU_MEMORY)
+                most.gpu_memory,
+                lambda: refusals.count_limit(Limit.SESSION_GPU_MEMORY),
+                lambda gpu: self._find_user(caller, gpu.index),
             ),
         )
         loop = asyncio.get_running_loop()
@@ -414,11 +417,13 @@ class Sessions:
         self._sessions[session.session_id] = session
         return session
 
-    def _find_user(self, caller: Caller) -> MemoryUser:
-        """The user whose processes share memory with this worker; of others, who share none, each is one."""
+    def _find_user(self, caller: Caller, gpu: int = -1) -> MemoryUser:
+        """The user whose processes share memory with this worker, of the host or of a GPU; of others, who share none,
+        each is one.
+        """
         if caller.unix_peer is None:
             return MemoryUser()
-        return self._users.setdefault(caller.unix_peer.uid, MemoryUser())
+        return self._users.setdefault((caller.unix_peer.uid, gpu), MemoryUser())
 
     def find(self, identity: bytes) -> Session:
         """The session of that name.

@@ -23,7 +23,7 @@ from collectived_runtime.auth.callers import Caller
 from collectived_runtime.auth.credentials import AccessLevel
 from collectived_runtime.auth.peers import UnixPeer
 from collectived_runtime.device.gpus import ClearTimeout, Gpu, Region, select_gpus
-from collectived_runtime.engine.base.memory_budget import MemoryBudget, SessionBudget
+from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted, SessionBudget
 from collectived_runtime.engine.clients.local_rank import InputBuffers
 from collectived_runtime.engine.compile.negotiation import prepare
 from collectived_runtime.limits.quota_settings import Quotas
@@ -31,6 +31,7 @@ from collectived_runtime.worker.devices import DeviceOffer
 from collectived_runtime.worker.sessions import Client, Session, Sessions
 
 MOST = 2
+MOST_BYTES = 64 * PAGE
 CLIENT = Client("h", os.getpid(), "", "job")
 DEVICES = (DeviceName(0, "GPU", 0),)
 
@@ -50,7 +51,9 @@ class Scene:
     def __init__(self, cuda: FakeCuda | None = None, gpus: tuple[Gpu, ...] = ()) -> None:
         self.cuda = cuda or FakeCuda(2)
         self.gpus = gpus or select_gpus(self.cuda, None, lambda why: None)
-        budgets = {gpu: MemoryBudget(1 << 30) for gpu in self.gpus}
+        self.wholes = {gpu: MemoryBudget(1 << 30) for gpu in self.gpus}
+        kept_by = "kept after they were given back"
+        self.budgets = {gpu: SessionBudget(self.wholes[gpu], MOST_BYTES, kept_by=kept_by) for gpu in self.gpus}
         mine, self.client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.client.setblocking(False)
         self.session = Session(
@@ -58,7 +61,7 @@ class Scene:
             SessionBudget(MemoryBudget(1 << 30), 1 << 30),
             lambda session: None,
             devices=DEVICES,
-            gpu_budgets=budgets,
+            gpu_budgets=self.budgets,
             max_open_allocations=MOST,
         )
         self.session.attach(mine)
@@ -66,28 +69,35 @@ class Scene:
     async def ask(self, kind: messages.MessageType, number: int, size: int) -> messages.MessageType:
         """What answers, when it does."""
         self.client.send(messages.encode_arena(kind, number, size))
-        loop = asyncio.get_running_loop()
-        while True:
-            kind = messages.parse_type(await asyncio.wait_for(loop.sock_recv(self.client, messages.MAX_MESSAGE), 30))
-            if kind is not messages.MessageType.PONG:
-                return kind
+        return messages.parse_type(await self.hear())
 
-    async def lend(self, handle: bytes, identity: int = 7, gpu: int = 0) -> messages.IpcOpenResult:
-        self.client.send(messages.IpcOpen(gpu, identity, handle).encode())
+    async def hear(self) -> bytes:
+        """What the session says next."""
         loop = asyncio.get_running_loop()
         while True:
             data = await asyncio.wait_for(loop.sock_recv(self.client, messages.MAX_MESSAGE), 30)
             if messages.parse_type(data) is not messages.MessageType.PONG:
-                return messages.parse_ipc_open_result(data)
+                return data
+
+    @property
+    def used(self) -> tuple[int, int, int]:
+        """Bytes of the first GPU that count of the worker, of the session, and of its user when that has ended."""
+        budget = self.budgets[self.gpus[0]]
+        self.wholes[self.gpus[0]].lent.settle()
+        return self.wholes[self.gpus[0]].used, budget.used + budget.lent_bytes, budget.user.orphaned_bytes
+
+    async def lend(self, handle: bytes, identity: int = 7, gpu: int = 0) -> messages.IpcOpenResult:
+        self.client.send(messages.IpcOpen(gpu, identity, handle).encode())
+        return messages.parse_ipc_open_result(await self.hear())
 
     async def drop(self, number: int) -> None:
         self.client.send(messages.encode_arena(messages.MessageType.ARENA_DROP, number, 0))
         await self.lend(bytes(64))  # when this is answered the session has read it
 
 
-def played(play: Callable[[Scene], Awaitable[None]]) -> None:
+def played(play: Callable[[Scene], Awaitable[None]], cuda: FakeCuda | None = None) -> None:
     async def run() -> None:
-        scene = Scene()
+        scene = Scene(cuda)
         try:
             await play(scene)
         finally:
@@ -245,3 +255,86 @@ def test_memory_of_the_host_and_of_other_gpus_does_not_wait_for_a_busy_one(tmp_p
             one.client.close()
 
     asyncio.run(play())
+
+
+class PollableCuda(FakeCuda):
+    """Hands its memory out by files that can be polled, as the driver does."""
+
+    def export(self, address: int) -> int:
+        return os.eventfd(0)
+
+
+async def take(scene: Scene, size: int) -> tuple[int, int, int]:
+    """Memory of the GPU: its number, its size, and the descriptor."""
+    scene.client.send(messages.encode_arena(messages.MessageType.DEVICE_REQUEST, 0, size))
+    while True:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(scene.client, messages.MAX_MESSAGE, 1)
+        except BlockingIOError:
+            await asyncio.sleep(0.001)
+            continue
+        if messages.parse_type(data) is messages.MessageType.DEVICE_ARENA:
+            return *messages.parse_arena(data), descriptors[0]
+
+
+def test_memory_of_a_gpu_that_was_given_back_counts_as_long_as_its_file_is_kept() -> None:
+    async def play(scene: Scene) -> None:
+        number, size, descriptor = await take(scene, 4 * PAGE)
+        assert scene.used == (size, size, 0)
+        await scene.drop(number)
+        assert scene.used == (size, size, 0), "the client has its file"
+        os.close(descriptor)
+        assert scene.used == (0, 0, 0)
+        number, size, descriptor = await take(scene, 4 * PAGE)
+        os.close(descriptor)
+        assert scene.used == (size, size, 0), "it is the session's, be it mapped or not"
+        await scene.drop(number)
+        assert scene.used == (0, 0, 0)
+
+    played(play, PollableCuda(1))
+
+
+def test_it_counts_too_as_long_as_anything_of_the_worker_looks_into_it() -> None:
+    async def play(scene: Scene) -> None:
+        number, size, descriptor = await take(scene, 4 * PAGE)
+        os.close(descriptor)
+        region = scene.session.arenas.resolve_memory(number, 0, size)
+        await scene.drop(number)
+        assert scene.used == (size, size, 0)
+        del region
+        assert scene.used == (0, 0, 0)
+
+    played(play, PollableCuda(1))
+
+
+def test_who_asks_keeps_and_gives_back_gets_no_more_of_a_gpu_than_it_may_have() -> None:
+    async def play(scene: Scene) -> None:
+        kept = []
+        for _ in range(MOST_BYTES // (4 * PAGE)):
+            number, _, descriptor = await take(scene, 4 * PAGE)
+            kept.append(descriptor)
+            await scene.drop(number)
+        scene.client.send(messages.encode_arena(messages.MessageType.DEVICE_REQUEST, 0, 4 * PAGE))
+        assert f"of which 0 are in use and {MOST_BYTES} kept after" in messages.parse_refused(await scene.hear())[1]
+        for descriptor in kept:
+            os.close(descriptor)
+        assert scene.used == (0, 0, 0)
+        os.close((await take(scene, 4 * PAGE))[2])
+
+    played(play, PollableCuda(1))
+
+
+def test_what_a_process_keeps_after_its_session_counts_of_its_user() -> None:
+    async def play(scene: Scene) -> None:
+        _, size, descriptor = await take(scene, 4 * PAGE)
+        scene.session.end("the test ends it")
+        assert scene.used == (size, 0, size)
+        user = scene.budgets[scene.gpus[0]].user
+        again = SessionBudget(MemoryBudget(1 << 30), MOST_BYTES, user=user)
+        with pytest.raises(MemoryExhausted, match=f"0 are in use and {size} by its groups"):
+            again.acquire(MOST_BYTES)
+        os.close(descriptor)
+        assert scene.used == (0, 0, 0)
+        again.acquire(MOST_BYTES)
+
+    played(play, PollableCuda(1))

@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from collectived_proto.ipc.shared_file import SharedFile
-
 
 class MemoryUser:
     """A user of the system: how much its processes keep though their sessions have ended, and of how many groups."""
@@ -41,6 +39,18 @@ class MemoryHolder(Protocol):
         """Whether it has more than it may have."""
 
 
+class HandedFile(Protocol):
+    """What was handed out, as its worker keeps it."""
+
+    def measure(self) -> int:
+        """Bytes that it really takes."""
+
+    def is_held_elsewhere(self) -> bool | None:
+        """Whether anybody has it; None: nobody can say."""
+
+    def close(self) -> None: ...
+
+
 class WholeBudget(Protocol):
     """What all of it counts of."""
 
@@ -59,7 +69,7 @@ class LentMemory:
         seen: what was last looked at: a memory that is the same is quickly through.
     """
 
-    file: SharedFile
+    file: HandedFile
     holders: Sequence[MemoryHolder]
     allowance: int = 0
     measure_parts: Callable[[], Sequence[int]] | None = None

@@ -89,6 +89,7 @@ class SessionBudget(MemoryBudget):
     Args:
         refused, what: as of `MemoryBudget`.
         key: of the worker's configuration, that raises the limit.
+        kept_by: who has `kept_bytes`, in messages.
 
     Attributes:
         user: whose it is, for what his processes keep of sessions that have ended.
@@ -106,8 +107,10 @@ class SessionBudget(MemoryBudget):
         what: str = "shared memory",
         key: str = "max_session_memory",
         user: MemoryUser | None = None,
+        kept_by: str = "by its groups, also by those that are over",
     ) -> None:
         super().__init__(limit, refused, what)
+        self._kept_by = kept_by
         self.lent_bytes = 0
         self._pledged = 0
         self.retained_count = 0
@@ -138,7 +141,7 @@ class SessionBudget(MemoryBudget):
         if size > self._room:
             if last:
                 self._refused()
-            lent = f" and {self.kept_bytes} by its groups, also by those that are over" if self.kept_bytes else ""
+            lent = f" and {self.kept_bytes} {self._kept_by}" if self.kept_bytes else ""
             raise MemoryExhausted(
                 f"{size} bytes more would exceed the {self.limit} bytes of {self._what} that one session may have, of "
                 f"which {self.used} are in use{lent}: close what is not needed, or raise {self._key} of the worker"
