@@ -34,7 +34,7 @@ class Collectives(Reductions):
       `IndexedSlices`. A result has its structure, dtypes and kinds of arrays, and for type checkers its type, though
       the mean of an `int` is a `float`.
     - Results are arrays of their own, row-major, which nobody else looks into; but in groups of
-      several workers the results of NumPy arrays from `session.empty` are read-only views that ranks of a host share.
+      several workers those of NumPy arrays from `session.empty` may be read-only views that ranks of a host share.
     - `out` is a nest of the result's structure, whose arrays take the result in any byte order, and which is returned.
       It may be the value itself; it has no `IndexedSlices`. Where a rank gets no result it is not looked at. With
       `async_op` it is filled once the `Work` is done. An error whose `out_intact` is True, and every plain `TypeError`

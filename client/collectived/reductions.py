@@ -66,7 +66,7 @@ class Reductions(PointToPointCalls):
             experimental_hints: deprecated name of `options`.
 
         Returns:
-            `out`, or the result in the structure of `value`: arrays of their own, or, for NumPy arrays from
+            `out`, or the result in the structure of `value`: arrays of their own, or, for large NumPy arrays from
             `session.empty` in groups of several workers, read-only views that ranks of a host share. With `async_op`,
             a `Work`.
 

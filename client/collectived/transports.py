@@ -168,9 +168,12 @@ class GrpcTransport:
 
 
 def _open_in_segment(sock: socket.socket, info: GroupInfo, rank: int, name: str) -> Doorbell:
-    from collectived.shared.segment_channel import SegmentChannel  # late, for it needs the native core, and so Linux
+    # Imported late, for they need the native core, and so Linux.
+    from collectived.shared.segment_channel import SegmentChannel
+    from collectived.shared.spanning_channel import SpanningChannel
 
-    channel = SegmentChannel(sock, info, rank, name)
+    spans_workers = len({member.worker for member in info.members}) > 1
+    channel = (SpanningChannel if spans_workers else SegmentChannel)(sock, info, rank, name)
     channel.await_segment(_CONNECT_TIMEOUT)
     return channel
 

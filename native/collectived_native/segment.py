@@ -15,7 +15,7 @@ from typing import NamedTuple
 from collectived_native import core
 from collectived_native.cores import count_cores, may_use_all_cores
 
-_FORMAT = struct.Struct("<7Q")
+_FORMAT = struct.Struct("<8Q")
 _KIB = 1024
 _SHARES_BYTES = 512 * _KIB  # of all columns of a seat's part
 _FOLDED_BYTES = 64 * _KIB  # that every one of many ranks reads to fold a small value
@@ -28,7 +28,8 @@ class Geometry:
     """The numbers of a segment, the same for all who map it.
 
     Attributes:
-        seats: local ranks, and the worker where it has a seat of its own. start: number of the first instance.
+        seats: local ranks, and the worker where it has a seat of its own: the last one, if `operated` is 1.
+        start: number of the first instance.
         share: bytes that one seat moves for another in a tick, a multiple of 64.
         small: bytes of a seat's value up to which one tick carries it all.
         streamed: bytes of a result from which it is written past the caches.
@@ -37,6 +38,7 @@ class Geometry:
 
     version: int
     seats: int
+    operated: int
     start: int
     share: int
     small: int
@@ -44,13 +46,15 @@ class Geometry:
     mail: int
 
     @classmethod
-    def choose(cls, seats: int, *, cores: int, start: int = 0, mail: int = 64 << 20) -> Geometry:
+    def choose(
+        cls, seats: int, *, cores: int, operated: bool = False, start: int = 0, mail: int = 64 << 20
+    ) -> Geometry:
         """Choose the geometry for so many seats on so many cores."""
         share = min(128 * _KIB, max(_KIB, _SHARES_BYTES // seats // 64 * 64))
         small = (128 if seats <= cores else 64) * _KIB
         if seats > 8:
             small = max(256, _FOLDED_BYTES // seats)
-        return cls(core.SCHEDULE_VERSION, seats, start, share, small, 24 * 1024 * _KIB // seats, mail)
+        return cls(core.SCHEDULE_VERSION, seats, int(operated), start, share, small, 24 * 1024 * _KIB // seats, mail)
 
     def encode(self) -> bytes:
         """Return the form in which it travels and in which the core takes it."""
@@ -117,6 +121,7 @@ class SeatState(NamedTuple):
         record_instance: of which instance the following is said; 2**64 - 1: of none.
         digest_low, digest_high: of its contract, little-endian halves. terms: as given to its plan.
         flags: bit 0: takes what comes. deadline, began: nanoseconds of the worker's monotonic clock; 0: none.
+        asked: nanoseconds that its caller gave it.
         description: the number given to its plan.
         slept, hops: how often it slept, and moved to another core. cpu: 1 + the core on which it waited last.
     """
@@ -130,6 +135,7 @@ class SeatState(NamedTuple):
     terms: int
     flags: int
     deadline: int
+    asked: int
     description: int
     began: int
     slept: int

@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -218,58 +219,68 @@ def test_a_worker_operates_a_rank_without_ever_waiting() -> None:
     os.close(descriptor)
 
 
-def test_a_worker_that_sleeps_on_its_eventfd_operates_a_rank() -> None:
-    """A host's share of a sum goes to the worker as partials, and the whole sum comes back from it."""
-    seats, count, op = 3, 3000, ReduceOp.MEAN
-    geometry = make_geometry(seats, TINY)
+@pytest.mark.parametrize("count", [0, 1, 40, 64])
+@pytest.mark.parametrize("seats", [2, 3, 11])
+@pytest.mark.parametrize(
+    ("dtype", "op", "result"),
+    [
+        (DType.INT16, ReduceOp.MEAN, DType.FLOAT32),
+        (DType.FLOAT16, ReduceOp.SUM, DType.FLOAT16),
+        (DType.INT64, ReduceOp.MEAN, DType.FLOAT64),
+        (DType.FLOAT32, ReduceOp.SUM, DType.FLOAT32),
+    ],
+)
+def test_what_is_small_goes_across_hosts_by_the_worker(
+    count: int, seats: int, dtype: DType, op: ReduceOp, result: DType
+) -> None:
+    """The worker, which sleeps on its eventfd, gets partials, and the ranks get what it brings; one has no result."""
+    geometry = replace(make_geometry(seats, TINY), operated=1)
     descriptor = segment.create(geometry)
     knock = os.eventfd(0, os.EFD_NONBLOCK)
-    values = [make_value(DType.INT16, count, rank) for rank in range(seats - 1)]
-    partial = np.zeros(count, np.int64)
-    whole = make_value(DType.FLOAT32, count, 9)
+    values = [make_value(dtype, count, rank) for rank in range(seats - 1)]
+    partial = np.zeros(count * core.arithmetic_sizes(dtype, REDUCE_OPS[op])[1], np.uint8)
+    whole = make_value(result, count, 9)
     found: list[bytes] = []
 
-    def reduce(engine: core.Engine, leaves_in: tuple[int, ...], leaves_out: tuple[int, ...]) -> core.Plan:
-        phase = (int(DType.INT16), (count,), leaves_in, leaves_out)
-        return make_plan(engine, core.REDUCE_PARTIAL, (phase,), reduce_op=REDUCE_OPS[op], root=seats - 1)
-
-    def bring(engine: core.Engine, leaves_in: tuple[int, ...], leaves_out: tuple[int, ...]) -> core.Plan:
-        phase = (int(DType.FLOAT32), (count,), leaves_in, leaves_out)
-        return make_plan(engine, core.BROADCAST, (phase,), root=seats - 1)
+    def make(engine: core.Engine, leaves_in: tuple[int, ...], leaves_out: tuple[int, ...]) -> core.Plan:
+        phase = (int(dtype), (count,), leaves_in, leaves_out)
+        return make_plan(engine, core.ACROSS, (phase,), reduce_op=REDUCE_OPS[op], root=seats - 1)
 
     def take_part(rank: int) -> None:
         engine = segment.attach(descriptor, geometry, rank, knock=knock)
-        finish(engine, engine.run(reduce(engine, (count,), ()), (values[rank],), (), 0, None))
-        out = np.zeros(count, np.float32)
-        finish(engine, engine.run(bring(engine, (), (count,)), (), (out,), 0, None))
-        found.append(out.tobytes())
+        leaves_out = (count // 3, count - count // 3) if rank else ()
+        outs = tuple(np.zeros_like(whole[:leaf]) for leaf in leaves_out)
+        for _ in range(2):
+            finish(engine, engine.run(make(engine, (count,), leaves_out), (values[rank],), outs, 0, None))
+            assert engine.skip() in (1, 3)
+        if rank:
+            found.append(b"".join([out.tobytes() for out in outs]))
         engine.detach()
 
     threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(seats - 1)]
     for thread in threads:
         thread.start()
     worker = segment.attach(descriptor, geometry, seats - 1, knock=knock, waiting=segment.OPERATED)
+    watcher = segment.watch(descriptor, geometry)
     poller = select.poll()
     poller.register(knock, select.POLLIN)
-    for plan, inputs, outputs in (
-        (reduce(worker, (), (count,)), (), (partial,)),
-        (bring(worker, (count,), ()), (whole,), ()),
-    ):
-        job = worker.enqueue(plan, inputs, outputs, 0, None)
-        while True:
-            while worker.advance(4096):
-                pass
-            if job.state() != core.PENDING:
-                break
+
+    gathers, brings = make(worker, (), (count,)), make(worker, (count,), ())
+    for number in (0, 2):
+        while not worker.attend(number):
             assert poller.poll(30_000), "nobody rang"  # no other wait, no timer
             os.eventfd_read(knock)
-        finish(worker, job)
+        assert worker.gather(gathers, number, (partial,)) == core.COMPLETE
+        assert worker.bring(brings, number, (whole.view(np.uint8),)) == core.COMPLETE
+        assert watcher.complete(number + 1)  # elsewhere
     for thread in threads:
         thread.join(30)
-    wanted = np.zeros(count, np.int64)
-    core.fold_inputs(DType.INT16, REDUCE_OPS[op], wanted.view(np.uint8), values, False, 1, False)
+    wanted = np.zeros_like(partial)
+    if count:
+        core.fold_inputs(dtype, REDUCE_OPS[op], wanted, values, False, 1, False)
     assert partial.tobytes() == wanted.tobytes()
-    assert found == [whole.tobytes()] * (seats - 1)
+    assert found == [whole.tobytes()] * (seats - 2)
     worker.detach()
+    watcher.close()
     os.close(knock)
     os.close(descriptor)

@@ -31,6 +31,7 @@ def test_every_geometry_that_is_chosen_is_taken_and_travels(seats: int, cores: i
         {"version": 99},
         {"seats": 0},
         {"seats": 257},
+        {"operated": 2},
         {"start": 1 << 39},
         {"share": 1023},
         {"share": 1024 + 8},
@@ -43,7 +44,7 @@ def test_a_geometry_out_of_range_is_refused(change: dict[str, int]) -> None:
     geometry = replace(make_geometry(2), **change)
     with pytest.raises(ValueError, match="out of range"):
         segment.create(geometry)
-    with pytest.raises(ValueError, match="56 bytes"):
+    with pytest.raises(ValueError, match="64 bytes"):
         Geometry.decode(geometry.encode()[1:])
 
 

@@ -147,11 +147,13 @@ class RankChannel(ABC):
 
     def _register(self, call: Call) -> None:
         """Gives a call its number. Under the mutex."""
-        post = call.prepared.is_p2p
-        instance = self.rank_state.next_number(post)
-        call.assign_instance(self.rank_state.generation, instance)  # first: it says that the number may be taken
-        self.rank_state.take_number(instance)
-        self._calls[instance] = call
+        self._assign_number(call)  # first: it says that the number may be taken
+        self.rank_state.take_number(call.instance)
+        self._calls[call.instance] = call
+
+    def _assign_number(self, call: Call) -> None:
+        number = self.rank_state.next_number(call.prepared.is_p2p)
+        call.assign_instance(self.rank_state.generation, number)
 
     def _finish_older_calls(self) -> None:
         """Ends calls of an older generation, whose numbers come again: a completion does not say its generation."""

@@ -38,14 +38,16 @@ class SegmentCall(Call):
     """
     Attributes:
         job: the native core's, while it runs and until its end has been seen.
+        is_asked: whether the worker has been asked why it fails.
     """
 
     is_staged = False
-    __slots__ = ("__weakref__", "_inputs", "_results", "_variant", "job")
+    __slots__ = ("__weakref__", "_inputs", "_results", "_variant", "is_asked", "job")
 
     def __init__(self, prepared: PreparedCall, arrays: list[Array], spec: nest.Spec) -> None:
         super().__init__(prepared, arrays, None, spec)
         self.job: core.Job | None = None
+        self.is_asked = False
         self._variant: Form | None = None
         self._inputs: tuple[Array, ...] = ()
         self._results: list[Array] = []

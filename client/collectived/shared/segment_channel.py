@@ -46,10 +46,9 @@ Buffers = tuple[Array, ...]
 
 _VERDICT_TIMEOUT = 2.0  # seconds in which a worker that lives says why nothing completes any more
 _DEADLINE_VERDICT_TIMEOUT = 0.09  # the same after a deadline, which the worker has noticed before
-_PACK_INTERVAL = 0.001  # seconds between two looks at the packs of a call that are complete
+_LOOK_INTERVAL = 0.001  # seconds between two looks at the packs of a call that are complete, or at a cancel
 _COLLECT_SECONDS = 1.0
 _NONSENSE_SECONDS = 1.0  # after which a rank no longer waits for what its segment says of a deadline
-_CANCEL_INTERVAL = 0.001  # the same between two looks at what has come of a cancel
 
 
 class SegmentChannel(Doorbell):
@@ -102,9 +101,7 @@ class SegmentChannel(Doorbell):
         if self.rank_state.verdict is not None:
             call.end(self.rank_state.verdict)
             return True
-        engine = self._engines.get(self.rank_state.generation) or self.await_segment(_VERDICT_TIMEOUT)
-        if engine is None:
-            raise UnavailableError(f"{self._worker} cannot let the ranks of this group go on in shared memory; rejoin")
+        engine = self._require_engine()
         if isinstance(call, LetterCall):
             return self._post(call, engine, deadline)
         if lacks_axis(call.prepared.collective):
@@ -112,7 +109,7 @@ class SegmentChannel(Doorbell):
             return True
         program = call.prepared.segment_program
         if not isinstance(program, SegmentProgram) or program.engine is not engine:
-            program = SegmentProgram(engine, call.prepared, self.rank_state.rank, self._size)
+            program = SegmentProgram(engine, call.prepared, self.rank_state.rank, self._size, self._engines.worker_seat)
             call.prepared.segment_program = program
         inputs, outputs = call.make_buffers(program.first)
         nanoseconds = 0 if deadline is None else int(deadline.remaining() * 1e9)
@@ -120,6 +117,13 @@ class SegmentChannel(Doorbell):
             raise DeadlineExceededError("its time was over before it could be submitted")
         self._start(call, engine, program, inputs, outputs, nanoseconds)
         return True
+
+    def _require_engine(self) -> core.Engine:
+        """Return this rank's engine in the current generation, which may have begun just now, or raise."""
+        engine = self._engines.get(self.rank_state.generation) or self.await_segment(_VERDICT_TIMEOUT)
+        if engine is None:
+            raise UnavailableError(f"{self._worker} cannot let the ranks of this group go on in shared memory; rejoin")
+        return engine
 
     def _dispute(self, call: SegmentCall, engine: core.Engine) -> None:
         """End a collective that fails on all ranks, whatever the others submit; the worker says why."""
@@ -140,12 +144,12 @@ class SegmentChannel(Doorbell):
         outputs: Buffers,
         nanoseconds: int,
     ) -> None:
-        plan = program.first.plan
+        plan, asked = program.first.plan, int(call.timeout * 1e9)
         call.assign_instance(self.rank_state.generation, engine.next_instance())  # from here on it may have its number
         if call.is_async:
-            job = engine.submit(plan, inputs, outputs, nanoseconds, program.blob, program.may_describe)
+            job = engine.submit(plan, inputs, outputs, nanoseconds, program.blob, program.may_describe, asked)
         else:
-            started = engine.run(plan, inputs, outputs, nanoseconds, program.blob)
+            started = engine.run(plan, inputs, outputs, nanoseconds, program.blob, asked)
             if started is None:  # nobody else knows of it
                 self.rank_state.next_instance = engine.next_instance()
                 call.waiting = engine.waiting()
@@ -237,7 +241,7 @@ class SegmentChannel(Doorbell):
             super()._await_cancel(call)
             return
         while not call.complete and (job := call.job) is not None and job.source() < 0:
-            self.wait(call, until=monotonic() + _CANCEL_INTERVAL)
+            self.wait(call, until=monotonic() + _LOOK_INTERVAL)
 
     def _adopt(self, call: SegmentCall, job: core.Job, engine: core.Engine) -> None:
         """Look after a call that has not completed at once."""
@@ -308,7 +312,7 @@ class SegmentChannel(Doorbell):
                     is_send = is_letter and not call.prepared.receives
                     left = (min(until, call.cutoff) if is_send else until) - monotonic()
                     if packs != ALL_PACKS and not is_letter:
-                        left = min(left, _PACK_INTERVAL)
+                        left = min(left, _LOOK_INTERVAL)
                     self._on_state(call, job, job.wait(-1 if left == math.inf else max(0, int(left * 1e9))))
                     call.count_packs()
                     # Of all others the core watches the deadline, as far as no member writes nonsense into its memory.
@@ -425,7 +429,8 @@ class SegmentChannel(Doorbell):
             self.callbacks.dispatch()
             return
         if reason == core.NO_ROOM:
-            self._end_generation(word_end(self.rank_state, call, reason, self._engines.seat), self._cutoff_ack_timeout)
+            verdict = word_end(self.rank_state, call, reason, self._engines.seat, self._worker)
+            self._end_generation(verdict, self._cutoff_ack_timeout)
             return
         if isinstance(call, LetterCall):
             job = call.job
@@ -444,16 +449,11 @@ class SegmentChannel(Doorbell):
         with self.mutex:
             if not call.complete:
                 known = self.rank_state.verdict
-                verdict = known if known is not None else self._make_own_verdict(call, reason)
+                culprit = self._engines[call.generation].verdict()[2]
+                verdict = known or word_end(self.rank_state, call, reason, culprit, self._worker)
                 self.rank_state.apply_verdict(verdict)
                 self._end_call(call, verdict)
         self.callbacks.dispatch()
-
-    def _make_own_verdict(self, call: SegmentCall, reason: int) -> Verdict:
-        """Say what the segment says, for the worker does not."""
-        if reason == core.DEADLINE:
-            return self.rank_state.make_overdue_verdict(call, self._worker)
-        return word_end(self.rank_state, call, reason, self._engines[call.generation].verdict()[2])
 
     def _end_generation(self, verdict: Verdict, within: float) -> None:
         self._count_instances()

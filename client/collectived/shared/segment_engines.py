@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 
+from collectived.calls.prepare import PreparedCall
 from collectived_native import core, segment
 from collectived_native.segment import Geometry
+from collectived_proto.across import meets_in_segment
 from collectived_proto.ipc import messages
 
 
@@ -14,12 +16,14 @@ class SegmentEngines:
 
     Attributes:
         seat: this rank's, in the latest of them.
+        worker_seat: the worker's, in groups that have ranks of other workers, too; -1: it has none.
         is_declined: whether the worker has said that the ranks do not meet in a segment.
     """
 
     def __init__(self) -> None:
-        self.seat = -1
+        self.seat = self.worker_seat = -1
         self.is_declined = False
+        self._most_in_a_tick = 0
         self._engines: dict[int, core.Engine] = {}  # by generation
         self._knocker = -1
 
@@ -28,6 +32,11 @@ class SegmentEngines:
 
     def __getitem__(self, generation: int) -> core.Engine:
         return self._engines[generation]
+
+    def folds(self, prepared: PreparedCall) -> bool:
+        """Whether the ranks fold it there, and their worker, which has a seat, takes it to other workers."""
+        has_seat = self.worker_seat >= 0 and not self.is_declined
+        return has_seat and meets_in_segment(prepared.collective, prepared.layout, self._most_in_a_tick)
 
     def take_in(self, message: bytes, descriptor: int, generation: int, doorbell: int) -> None:
         """Take in where the ranks of a generation meet.
@@ -50,6 +59,8 @@ class SegmentEngines:
                 self._engines.pop(old).detach()
             self.seat = given.seat
             geometry = Geometry.decode(given.geometry)
+            self._most_in_a_tick = geometry.small
+            self.worker_seat = geometry.seats - 1 if geometry.operated else -1
             self._engines[given.generation] = segment.attach(
                 descriptor, geometry, given.seat, knock=self._knocker, doorbell=doorbell
             )

@@ -60,8 +60,11 @@ class SegmentProgram:
         may_describe: whether what the others tell may be other than what is tried first.
     """
 
-    def __init__(self, engine: core.Engine, prepared: PreparedCall, rank: int, size: int) -> None:
+    def __init__(self, engine: core.Engine, prepared: PreparedCall, rank: int, size: int, worker_seat: int) -> None:
         """
+        Args:
+            worker_seat: of the worker that carries it to other hosts; -1: all ranks meet in the segment.
+
         Raises:
             ResourceExhaustedError: what this rank has to tell the others is too much.
         """
@@ -69,6 +72,7 @@ class SegmentProgram:
         self._prepared = prepared
         self._rank = rank
         self._size = size
+        self._worker_seat = worker_seat
         self._variants: dict[tuple[bytes, ...], Variant] = {}
         collective, layout = prepared.collective, prepared.layout
         self.blob = self._make_blob()
@@ -131,10 +135,11 @@ class SegmentProgram:
 
     def _make_variant(self, collective: Collective, schedule: Schedule) -> Variant:
         description, operation = self._prepared.description, collective.operation
+        is_across = self._worker_seat >= 0
         plan = self.engine.plan(
-            _OPERATIONS[type(operation)],
+            core.ACROSS if is_across else _OPERATIONS[type(operation)],
             _REDUCE_OPS[operation.reduce_op] if isinstance(operation, Reduction) else 0,
-            getattr(operation, "root", 0),
+            self._worker_seat if is_across else getattr(operation, "root", 0),
             schedule.phases,
             description.contract.ljust(_DIGEST_BYTES, b"\0"),
             int.from_bytes(description.terms, "little"),

@@ -19,8 +19,10 @@ _CAUSES = {
 }
 
 
-def word_end(state: RankState, call: Call, reason: int, culprit: int) -> Verdict:
-    """Return the verdict on a call that ended for that reason."""
+def word_end(state: RankState, call: Call, reason: int, culprit: int, worker: str) -> Verdict:
+    """Return the verdict on a call that ended for that reason, as the segment says it and the worker does not."""
+    if reason == core.DEADLINE:
+        return state.make_overdue_verdict(call, worker)
     cause, what = _CAUSES.get(reason, (Cause.ABORTED, "rank {rank} has ended it"))
     number = f"({call.display_number})" if call.prepared.is_p2p else f"#{call.instance}"
     text = what.format(rank=culprit)

@@ -23,6 +23,13 @@ static void tell(struct engine *e) {
     wake_all(&e->news);
 }
 
+u64 engine_skip(struct engine *e) {
+    pthread_mutex_lock(&e->lock);
+    u64 n = e->next_instance++;
+    pthread_mutex_unlock(&e->lock);
+    return n;
+}
+
 void engine_submit(struct engine *e, struct job *job) {
     job->stage = QUEUED;
     atomic_store(&job->state, PENDING);
@@ -71,6 +78,11 @@ void engine_move_matched(struct engine *e, struct job *job) {
     pthread_mutex_unlock(&e->lock);
 }
 
+/* Those that sleep on the bell; an operator has called. */
+static void wake_own_threads(struct engine *e) {
+    if (!e->is_operated && atomic_load(&place_of(e->segment, e->seat)->asleep)) ring(e->segment, e->seat);
+}
+
 void engine_finish(struct engine *e, struct job *job, int state) {
     pthread_mutex_lock(&e->lock);
     if (state != DESCRIBE) {
@@ -88,7 +100,7 @@ void engine_finish(struct engine *e, struct job *job, int state) {
     atomic_store(&job->state, state); /* the last word: its owner may free it now */
     pthread_mutex_unlock(&e->lock);
     if (atomic_load(&e->followers)) tell(e);
-    if (atomic_load(&place_of(e->segment, e->seat)->asleep)) ring(e->segment, e->seat);
+    wake_own_threads(e);
 }
 
 struct job *engine_collect_finished(struct engine *e) {
@@ -105,7 +117,7 @@ void engine_resume(struct engine *e, struct job *job) {
     job->described = 1;
     atomic_store(&job->state, PENDING);
     tell(e);
-    if (atomic_load(&place_of(e->segment, e->seat)->asleep)) ring(e->segment, e->seat);
+    wake_own_threads(e);
 }
 
 /* ---- Leading ---- */
@@ -140,11 +152,22 @@ int engine_advance(struct engine *e, u64 budget) {
     return moved;
 }
 
+int engine_attend(struct engine *e, u64 n) {
+    struct segment *s = e->segment;
+    for (int i = 0; i < (int)s->geometry.seats; i++) {
+        if (i == e->seat || has_come(s, i, n)) continue;
+        atomic_fetch_or(&place_of(s, i)->waiters[e->seat / 64], (u64)1 << e->seat % 64);
+        if (!has_come(s, i, n)) return 0;
+    }
+    return 1;
+}
+
 /* Looks after jobs that wait for others before them; until when it need not look again. One that lies beyond the limit
-   ends now. One whose deadline has passed ends the open instance, and so itself: all ranks read that in the word. */
+   ends now. One whose deadline has passed ends the open instance, and so itself: all ranks read that in the word. Where
+   the worker decides with others it does not know of such a job, and has to hear of its deadline at once. */
 static u64 look_at_queue(struct engine *e, u64 t) {
     struct segment *s = e->segment;
-    u64 earliest = ~(u64)0;
+    u64 earliest = ~(u64)0, grace = s->geometry.operated ? 0 : GRACE;
     for (;;) {
         struct job *beyond = NULL;
         u64 limit = load(&head_of(s)->limit);
@@ -152,7 +175,7 @@ static u64 look_at_queue(struct engine *e, u64 t) {
         for (struct job *job = e->first; job && !beyond; job = job->next) {
             if (job->stage != QUEUED) continue;
             if (job->instance >= instance_of(limit)) beyond = job;
-            else if (job->deadline && job->deadline + GRACE < earliest) earliest = job->deadline + GRACE;
+            else if (job->deadline && job->deadline + grace < earliest) earliest = job->deadline + grace;
         }
         pthread_mutex_unlock(&e->lock);
         if (!beyond) break;

@@ -34,6 +34,7 @@ static void announce(struct engine *e, const struct job *job, int whole) {
     SAY(terms, plan->terms ? plan->terms ^ e->segment->geometry_digest : e->segment->geometry_digest);
     SAY(flags, flags);
     SAY(deadline, job->deadline);
+    SAY(asked, job->asked);
     SAY(description, plan->description);
     SAY(began, job->began);
     SAY(source, job->source);
@@ -222,7 +223,12 @@ static int begin(struct engine *e, struct job *job) {
     struct segment *s = e->segment;
     const struct plan *plan = job->plan;
     u64 n = job->instance;
-    int found = outcome(load(&head_of(s)->decided), n);
+    u64 decided = load(&head_of(s)->decided);
+    int found = outcome(decided, n);
+    if (found == PENDING && instance_of(decided) < n) { /* the one before is carried out elsewhere */
+        e->wait.seat = -1, e->wait.everybody = 0, e->wait.instance = n - 1;
+        return 0;
+    }
     if (found == PENDING) found = apply_limit(s, n);
     if (found != PENDING) return finish(e, job, found == COMPLETE ? NONSENSE : found);
     int whole = plan->meets ? plan->whole_bytes <= s->geometry.small : plan->whole;
@@ -325,4 +331,28 @@ int engine_step(struct engine *e, struct job *job) {
     case DIRECT: return direct(e, job);
     default: return 0;
     }
+}
+
+/* ---- The worker's part in groups that span hosts ---- */
+
+int engine_gather(struct engine *e, const struct plan *plan, const struct values *values, u64 n) {
+    struct segment *s = e->segment;
+    u64 decided = load(&head_of(s)->decided);
+    if (outcome(decided, n) != PENDING) return outcome(decided, n) == COMPLETE ? NONSENSE : reason_of(decided);
+    if (instance_of(decided) < n || !all_are_at(e, n, full(n))) return PENDING;
+    int disputed = find_dispute(s, n);
+    if (disputed >= 0) return end_generation(s, n, MISMATCH, disputed);
+    take_whole(s, plan, values, e->ticks, 0);
+    return COMPLETE;
+}
+
+int engine_bring(struct engine *e, const struct plan *plan, const struct values *values, u64 n) {
+    struct segment *s = e->segment;
+    int found = outcome(load(&head_of(s)->decided), n);
+    if (found != PENDING) return found == COMPLETE ? NONSENSE : found;
+    put_whole(plan, values, input_of(s, e->seat, e->ticks));
+    announce(e, &(struct job){.plan = plan, .instance = n, .source = ELSEWHERE}, 1);
+    publish(e, full(n));
+    may_be_last(e); /* it is: it comes when all others have */
+    return decide(s, n);
 }

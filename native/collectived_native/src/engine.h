@@ -33,7 +33,7 @@ struct job {
     _Atomic int state; /* PENDING, DESCRIBE, or how it ended */
     const struct plan *plan;
     struct values values;
-    u64 instance, deadline, began, knock_at;
+    u64 instance, deadline, asked, began, knock_at;
     u64 first_tick;   /* of the segment's count, in which step 0 is put */
     u64 base;         /* ticks before it */
     u64 tick;         /* the next, counted from step 0 */
@@ -122,9 +122,13 @@ void engine_close(struct engine *e);
 u64 engine_now(const struct engine *e);
 /* Says whether the worker operates this seat, which then sleeps on its eventfd. */
 void engine_operate(struct engine *e, int is_operated);
+/* Whether all others have come to instance `n`; else this seat is rung when the first of those has that have not. */
+int engine_attend(struct engine *e, u64 n);
 /* Takes part in nothing later. */
 void engine_leave(struct engine *e);
 
+/* Leaves out a number, that of an instance which is not carried out here; returns it. */
+u64 engine_skip(struct engine *e);
 /* Puts a collective into the queue; it gets its number. */
 void engine_submit(struct engine *e, struct job *job);
 /* Does what can be done without waiting, until about `budget` bytes have moved; whether anything was done. */
@@ -141,6 +145,11 @@ void engine_resume(struct engine *e, struct job *job);
 void engine_await_finished(struct engine *e, struct waiting *how);
 /* Takes out all finished jobs that are to be collected. */
 struct job *engine_collect_finished(struct engine *e);
+/* The worker's part in instance `n` of a group that spans hosts, for which all values lie in the first tick: takes the partial
+   sums, once all ranks have come. COMPLETE, PENDING, or why the generation is over. */
+int engine_gather(struct engine *e, const struct plan *plan, const struct values *values, u64 n);
+/* Brings the results, which completes the instance. Returns its outcome. */
+int engine_bring(struct engine *e, const struct plan *plan, const struct values *values, u64 n);
 /* engine.c: does what can be done for the collective at the head of the queue; else says in `wait` what it waits for. */
 int engine_step(struct engine *e, struct job *job);
 /* Takes a receive that is matched out of those that are not. */

@@ -70,8 +70,7 @@ int take_blob(struct held *h, PyObject *blob, Py_ssize_t most) {
     return 0;
 }
 
-/* Takes hold of all leaves of a plan; 0, or -1 with an error set. */
-static int take_leaves(struct held *h, const struct plan *plan, PyObject *inputs, PyObject *outputs) {
+int take_leaves(struct held *h, const struct plan *plan, PyObject *inputs, PyObject *outputs) {
     if (PyTuple_Size(inputs) != plan->leaves_in || PyTuple_Size(outputs) != plan->leaves_out) {
         if (!PyErr_Occurred())
             PyErr_Format(PyExc_ValueError, "the plan has %d leaves in and %d out", plan->leaves_in, plan->leaves_out);
@@ -91,21 +90,20 @@ static int take_leaves(struct held *h, const struct plan *plan, PyObject *inputs
     return 0;
 }
 
-/* A job of a plan, ready to be submitted; NULL with an error set. */
-static struct held *hold(Engine *e, PyObject *plan_object, PyObject *inputs, PyObject *outputs, PyObject *timeout, PyObject *blob) {
-    Plan *plan = plan_of(e, plan_object);
-    if (!plan) return NULL;
-    u64 nanoseconds = PyLong_AsUnsignedLongLong(timeout);
-    if (PyErr_Occurred()) return NULL;
+/* A job of (plan, inputs, outputs, timeout_ns, blob), ready to be submitted; NULL with an error set. */
+static struct held *hold(Engine *e, PyObject *const *args, PyObject *asked) {
+    Plan *plan = plan_of(e, args[0]);
+    u64 nanoseconds = plan ? PyLong_AsUnsignedLongLong(args[3]) : 0, given = plan ? PyLong_AsUnsignedLongLong(asked) : 0;
+    if (!plan || PyErr_Occurred()) return NULL;
     int room = plan->plan->leaves_in + plan->plan->leaves_out;
     struct held *h = e->spare && e->spare->room >= room ? e->spare : make_held(room < 4 ? 4 : room);
     if (!h) return NULL;
     if (h == e->spare) e->spare = NULL;
     memset(&h->job, 0, sizeof h->job);
-    Py_IncRef(plan_object);
-    h->plan = plan_object, h->job.plan = plan->plan;
-    if (nanoseconds) h->job.deadline = engine_now(e->engine) + nanoseconds;
-    if (!take_blob(h, blob, plan->plan->meets ? MAX_BLOB : 0) && !take_leaves(h, plan->plan, inputs, outputs)) {
+    Py_IncRef(args[0]);
+    h->plan = args[0], h->job.plan = plan->plan;
+    if (nanoseconds) h->job.deadline = engine_now(e->engine) + nanoseconds, h->job.asked = given;
+    if (!take_blob(h, args[4], plan->plan->meets ? MAX_BLOB : 0) && !take_leaves(h, plan->plan, args[1], args[2])) {
         if (!find_common(e, h)) return h;
     }
     free_held(h);
@@ -196,22 +194,22 @@ PyObject *start(Engine *e, struct held *h, int notify) {
     return job;
 }
 
-/* run(plan, inputs, outputs, timeout_ns, blob) */
+/* run(plan, inputs, outputs, timeout_ns, blob[, asked_ns]) */
 static PyObject *engine_run(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Engine *e = usable_engine(self);
-    if (!e || has_arguments(count, 5, "(plan, inputs, outputs, timeout_ns, blob)")) return NULL;
+    if (!e || (count != 6 && has_arguments(count, 5, "(plan, inputs, outputs, timeout_ns, blob)"))) return NULL;
     if (e->in_flight) reap(e);
-    struct held *h = hold(e, args[0], args[1], args[2], args[3], args[4]);
+    struct held *h = hold(e, args, args[count == 6 ? 5 : 3]);
     return h ? carry_out(e, h, h->job.plan->bytes_moved) : NULL;
 }
 
-/* submit(plan, inputs, outputs, timeout_ns, blob, notify) */
+/* submit(plan, inputs, outputs, timeout_ns, blob, notify[, asked_ns]) */
 static PyObject *engine_submit_job(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Engine *e = usable_engine(self);
-    if (!e || has_arguments(count, 6, "(plan, inputs, outputs, timeout_ns, blob, notify)")) return NULL;
+    if (!e || (count != 7 && has_arguments(count, 6, "(plan, inputs, outputs, timeout_ns, blob, notify)"))) return NULL;
     int notify = PyObject_IsTrue(args[5]);
     reap(e);
-    struct held *h = notify < 0 ? NULL : hold(e, args[0], args[1], args[2], args[3], args[4]);
+    struct held *h = notify < 0 ? NULL : hold(e, args, args[count == 7 ? 6 : 3]);
     PyObject *job = h ? start(e, h, notify) : NULL;
     if (job) engine_entrust(e->engine, &((Job *)job)->held->job);
     return job;
@@ -222,7 +220,7 @@ static PyObject *engine_enqueue(PyObject *self, PyObject *const *args, Py_ssize_
     Engine *e = usable_engine(self);
     if (!e || has_arguments(count, 5, "(plan, inputs, outputs, timeout_ns, blob)")) return NULL;
     reap(e);
-    struct held *h = hold(e, args[0], args[1], args[2], args[3], args[4]);
+    struct held *h = hold(e, args, args[3]);
     return h ? start(e, h, 0) : NULL;
 }
 
@@ -310,11 +308,9 @@ static PyObject *job_describe(PyObject *self, PyObject *const *args, Py_ssize_t 
     if (job->held->job.kind != COLLECTIVE) return letter_describe(job, args[2]);
     Plan *plan = plan_of(job->engine, args[0]);
     struct held *described = plan ? make_held(plan->plan->leaves_in + plan->plan->leaves_out) : NULL;
-    if (!described) return NULL;
-    if (take_leaves(described, plan->plan, args[1], args[2])) return free_held(described), NULL;
+    if (!described || take_leaves(described, plan->plan, args[1], args[2])) return free_held(described), NULL;
     Py_IncRef(args[0]);
-    described->plan = args[0];
-    job->held->job.plan = plan->plan;
+    described->plan = args[0], job->held->job.plan = plan->plan;
     go_on(job, described);
     return none();
 }
@@ -353,7 +349,7 @@ static PyObject *engine_collect(PyObject *self, PyObject *timeout) {
 static PyObject *engine_advance_seat(PyObject *self, PyObject *budget) {
     Engine *e = usable_engine(self);
     u64 bytes = e ? PyLong_AsUnsignedLongLong(budget) : 0;
-    if (!e || PyErr_Occurred()) return NULL;
+    if (PyErr_Occurred()) return NULL;
     PyThreadState *state = PyEval_SaveThread();
     int moved = engine_advance(e->engine, bytes);
     PyEval_RestoreThread(state);
@@ -370,8 +366,7 @@ static PyObject *engine_verdict(PyObject *self, PyObject *unused) {
 static PyObject *engine_waiting(PyObject *self, PyObject *unused) {
     Engine *e = usable_engine(self);
     (void)unused;
-    if (!e) return NULL;
-    return PyLong_FromLong(atomic_load(&e->engine->waiting));
+    return e ? PyLong_FromLong(atomic_load(&e->engine->waiting)) : NULL;
 }
 
 static PyObject *engine_next_instance(PyObject *self, PyObject *unused) {
@@ -469,6 +464,10 @@ static PyMethodDef engine_methods[] = {
     {"advance", engine_advance_seat, METH_O, "Do what can be done without waiting; whether anything was."},
     {"verdict", engine_verdict, METH_NOARGS, "(instance, reason, culprit, missing)"},
     {"waiting", engine_waiting, METH_NOARGS, "How many processes waited to join when this rank's last instance was decided."},
+    FAST_METHOD("gather", engine_gather_sums, "Take the partial sums of an instance that goes to other hosts."),
+    FAST_METHOD("bring", engine_bring_results, "Bring the results of one, which completes it."),
+    {"attend", engine_attend_instance, METH_O, "Whether all others have come to an instance; else have this seat rung."},
+    {"skip", engine_skip_instance, METH_NOARGS, "Leave out a number: its collective is not carried out here."},
     {"next_instance", engine_next_instance, METH_NOARGS, "The number of the next collective."},
     FAST_METHOD("abort", engine_abort, "End the open instance; its number."),
     {"leave", engine_leave_group, METH_NOARGS, "Take part in nothing later."},

@@ -73,13 +73,14 @@ enum reason { /* why a generation is over; the lowest bits of `decided` and `lim
 struct geometry {
     u64 version;  /* of the schedules */
     u64 seats;
+    u64 operated; /* 1: the last seat is the worker's, which carries collectives to other hosts */
     u64 start;    /* number of the first instance */
     u64 share;    /* bytes of a column: what one seat moves for one other in a tick */
     u64 small;    /* bytes of a seat's value up to which one tick carries it all */
     u64 streamed; /* bytes of a result from which it is written past the caches */
     u64 mail;     /* bytes in which a seat stages letters that nobody has asked for */
 };
-enum { SCHEDULE_VERSION = 4 };
+enum { SCHEDULE_VERSION = 5 };
 
 struct record { /* what a seat says of its instance; two of them, in turn */
     _Alignas(CACHE_LINE) a64 instance; /* ~0 while it is written */
@@ -87,6 +88,7 @@ struct record { /* what a seat says of its instance; two of them, in turn */
     a64 terms;                         /* what a rank that takes what comes has to agree on */
     a64 flags;
     a64 deadline;    /* nanoseconds of the worker's clock; 0: none */
+    a64 asked;       /* nanoseconds that its caller gave it, for messages */
     a64 description; /* the worker's number for it */
     a64 began;       /* when it was submitted, by the worker's clock */
     /* Where the value lies in memory that all map; see `struct common`. */

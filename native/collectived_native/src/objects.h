@@ -72,6 +72,10 @@ int check_usable(const struct segment *s, u64 epoch);
 /* NULL with an error set where the engine cannot be used. */
 Engine *usable_engine(PyObject *self);
 PyObject *engine_plan(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *engine_skip_instance(PyObject *self, PyObject *unused);
+PyObject *engine_gather_sums(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *engine_bring_results(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *engine_attend_instance(PyObject *self, PyObject *number);
 /* NULL with an error set where the object is no plan of this engine's. */
 Plan *plan_of(const Engine *e, PyObject *object);
 /* For so many leaves; NULL with an error set. */
@@ -79,6 +83,8 @@ struct held *make_held(int room);
 void free_held(struct held *h);
 /* Takes hold of a leaf; 0, or -1 with an error set. `bytes` ~0: any length. */
 int take_leaf(struct held *h, PyObject *leaf, u64 bytes, int writable, int index);
+/* Takes hold of all leaves of a plan; 0, or -1 with an error set. */
+int take_leaves(struct held *h, const struct plan *plan, PyObject *inputs, PyObject *outputs);
 /* A reference to the blob of a job, or None; 0, or -1 with an error set. */
 int take_blob(struct held *h, PyObject *blob, Py_ssize_t most);
 /* Submits a job that waits for its end: None, or a job that goes on, or has ended otherwise than well. */

@@ -90,6 +90,45 @@ PyObject *engine_plan(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     return (PyObject *)made;
 }
 
+PyObject *engine_skip_instance(PyObject *self, PyObject *unused) {
+    Engine *e = usable_engine(self);
+    (void)unused;
+    return e ? PyLong_FromUnsignedLongLong(engine_skip(e->engine)) : NULL;
+}
+
+PyObject *engine_attend_instance(PyObject *self, PyObject *number) {
+    Engine *e = usable_engine(self);
+    u64 n = e ? PyLong_AsUnsignedLongLong(number) : 0;
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(engine_attend(e->engine, n));
+}
+
+/* The worker's part in a collective: (plan, instance, buffers) */
+static PyObject *take_part(PyObject *self, PyObject *const *args, Py_ssize_t count, int brings) {
+    Engine *e = usable_engine(self);
+    if (!e || has_arguments(count, 3, "(plan, instance, buffers)")) return NULL;
+    u64 n = PyLong_AsUnsignedLongLong(args[1]);
+    Plan *plan = PyErr_Occurred() ? NULL : plan_of(e, args[0]);
+    if (!plan) return NULL;
+    if (!is_bringer(plan->plan) || (brings ? plan->plan->leaves_out : plan->plan->leaves_in))
+        return PyErr_Format(PyExc_ValueError, "the plan is not for that"), NULL;
+    PyObject *none_given = PyTuple_New(0);
+    struct held *h = none_given ? make_held(plan->plan->leaves_in + plan->plan->leaves_out) : NULL;
+    PyObject *found = NULL;
+    if (h && !take_leaves(h, plan->plan, brings ? args[2] : none_given, brings ? none_given : args[2]))
+        found = PyLong_FromLong((brings ? engine_bring : engine_gather)(e->engine, plan->plan, &h->job.values, n));
+    free_held(h);
+    if (none_given) Py_DecRef(none_given);
+    return found;
+}
+
+PyObject *engine_gather_sums(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    return take_part(self, args, count, 0);
+}
+
+PyObject *engine_bring_results(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    return take_part(self, args, count, 1);
+}
+
 static void plan_dealloc(PyObject *self) {
     free(((Plan *)self)->plan);
     free_object(self);

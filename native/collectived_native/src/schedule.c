@@ -5,6 +5,8 @@
  *   pieces    reduce_scatter: each seat folds the piece that it keeps;
  *   common    broadcast, all_gather, gather: what a seat puts is read by all, or by the root;
  *   personal  scatter, all_to_all: a seat puts a column for each other.
+ * Small values go across hosts too (ACROSS: all_reduce, reduce, barrier): the worker, whose seat is the last, folds what the
+ * ranks have put; when it has the results, it puts them, for all ranks to read.
  * A step of a phase has one column per seat (common: one in all). What a seat keeps of its own value never passes the
  * segment, but where the value is small: then all of it does, so that results may be written over inputs.
  */
@@ -23,7 +25,7 @@ static const struct { enum way way; int rooted, folds; } OPERATION[OPERATIONS] =
     [ALL_REDUCE] = {SHARES, 0, 1},     [REDUCE] = {SHARES, 1, 1}, [BROADCAST] = {COMMON, 1, 0},
     [ALL_GATHER] = {COMMON, 0, 0},     [GATHER] = {COMMON, 1, 0}, [SCATTER] = {PERSONAL, 1, 0},
     [REDUCE_SCATTER] = {PIECES, 0, 1}, [ALL_TO_ALL] = {PERSONAL, 0, 0}, [BARRIER] = {COMMON, 0, 0},
-    [REDUCE_PARTIAL] = {SHARES, 1, 1}, /* to a worker that has no value: not finished, for it goes on to other hosts */
+    [ACROSS] = {SHARES, 1, 1}, /* the root is the worker, which has no value of its own */
 };
 
 static u64 least(u64 a, u64 b) {
@@ -32,11 +34,15 @@ static u64 least(u64 a, u64 b) {
 
 /* Seats that fold: the first so many. */
 static int folders(const struct plan *plan) {
-    return plan->seats - (plan->operation == REDUCE_PARTIAL);
+    return plan->seats - (plan->operation == ACROSS);
 }
 
 static u64 round_line(u64 bytes) {
     return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
+}
+
+int is_bringer(const struct plan *plan) {
+    return plan->operation == ACROSS && plan->me == plan->root;
 }
 
 /* ---- Counts: how much of a phase moves from whom to whom ---- */
@@ -46,7 +52,7 @@ static u64 flow(const struct plan *plan, const struct phase *p, int from, int to
     switch (plan->operation) {
     case ALL_REDUCE:
     case REDUCE: return p->count;
-    case REDUCE_PARTIAL: return from == plan->root ? 0 : p->count;
+    case ACROSS: return from == plan->root ? 0 : p->count;
     case BROADCAST: return from == plan->root ? p->count : 0;
     case ALL_GATHER:
     case GATHER: return p->counts[from];
@@ -73,6 +79,7 @@ static int receives(const struct plan *plan) {
 
 /* Elements of the result of this seat. */
 static u64 result_of_seat(const struct plan *plan, const struct phase *p) {
+    if (plan->operation == ACROSS) return p->starts_out[p->leaves_out]; /* a rank that is no root has none */
     if (!receives(plan)) return 0;
     u64 sum = 0;
     switch (OPERATION[plan->operation].way) {
@@ -142,6 +149,8 @@ static const char *check_phase(const struct plan *plan, const struct phase *p, u
     for (u64 i = 0; i < counts_given; i++)
         if (p->counts[i] >> 40) return "a count is too large";
     u64 in = p->starts_in[p->leaves_in], out = p->starts_out[p->leaves_out];
+    if (is_bringer(plan) && in == p->count) in = 0; /* it has no value: these are results */
+    if (plan->operation == ACROSS && out && out != p->count) return "leaves out do not add up to the counts";
     if (in != value_of(plan, p, plan->me) && !(plan->operation == BROADCAST && plan->me != plan->root))
         return "leaves in do not add up to the counts";
     if (out != result_of_seat(plan, p) && !(plan->operation == BROADCAST && plan->me == plan->root && !out))
@@ -156,7 +165,10 @@ static void place_whole(struct plan *plan, u64 *table, u64 small) {
         plan->phase[i].whole_at = table;
         for (int seat = 0; seat < plan->seats; seat++) {
             table[seat] = at[seat];
-            at[seat] += round_line(value_of(plan, &plan->phase[i], seat) * plan->phase[i].item);
+            const struct phase *p = &plan->phase[i];
+            int brings = plan->operation == ACROSS && seat == plan->root;
+            at[seat] += round_line(brings ? p->count * result_size(p->dtype, plan->reduce_op)
+                                          : value_of(plan, p, seat) * item_size(p->dtype));
         }
     }
     plan->whole = 1;
@@ -170,7 +182,7 @@ struct plan *plan_make(const struct segment *s, int seat, int operation, int red
     *why = NULL;
     if (operation < ALL_REDUCE || operation >= OPERATIONS) *why = "no such operation";
     else if (OPERATION[operation].rooted && (root < 0 || root >= seats)) *why = "no such root";
-    else if (operation == REDUCE_PARTIAL && (root != seats - 1 || seats < 2)) *why = "the worker must have the last seat";
+    else if (operation == ACROSS && (root != seats - 1 || seats < 2)) *why = "the worker must have the last seat";
     else if (operation == BARRIER && phases) *why = "a barrier has no values";
     if (*why) return errno = EINVAL, NULL;
     size_t given = 0, tables = 0;
@@ -186,9 +198,10 @@ struct plan *plan_make(const struct segment *s, int seat, int operation, int red
     for (int i = 0; i < phases && !*why; i++) {
         struct phase *p = &plan->phase[i];
         p->dtype = terms[i].dtype, p->item = item_size(p->dtype);
-        p->result_item = !OPERATION[operation].folds   ? p->item
-                         : operation == REDUCE_PARTIAL ? partial_size(p->dtype, reduce_op)
-                                                       : result_size(p->dtype, reduce_op);
+        p->result_item = !OPERATION[operation].folds ? p->item
+                         : is_bringer(plan)          ? partial_size(p->dtype, reduce_op)
+                                                     : result_size(p->dtype, reduce_op);
+        if (is_bringer(plan) && terms[i].leaves_in) p->item = result_size(p->dtype, reduce_op);
         memcpy(at, numbers, terms[i].counts_given * sizeof *at);
         p->counts = at, p->count = terms[i].counts_given ? at[0] : 0;
         at += terms[i].counts_given, numbers += terms[i].counts_given;
@@ -211,7 +224,11 @@ struct plan *plan_make(const struct segment *s, int seat, int operation, int red
     if (!*why && plan->steps + 4 >= (u64)1 << TICK_BITS) *why = "the value needs too many ticks: use larger shares, or cut it";
     if (*why) return free(plan), errno = EINVAL, NULL;
     place_whole(plan, at, s->geometry.small);
-    plan->shareable = phases == 1 && plan->leaves_in <= 1 && plan->leaves_out <= 1 && operation != REDUCE && operation != REDUCE_PARTIAL;
+    if (operation == ACROSS && !plan->whole) {
+        *why = "what goes across hosts has to fit into one tick";
+        return free(plan), errno = EINVAL, NULL;
+    }
+    plan->shareable = phases == 1 && plan->leaves_in <= 1 && plan->leaves_out <= 1 && operation != REDUCE && operation != ACROSS;
     return plan;
 }
 
@@ -286,7 +303,7 @@ static void fold_out(const struct plan *plan, const struct phase *p, const struc
         if (!n) continue;
         for (int i = 0; i < folders(plan); i++) from[i] = sources[i] + done * p->item;
         fold_inputs(p->dtype, plan->reduce_op, v->out[p->first_out + leaf] + (at - p->starts_out[leaf]) * p->result_item,
-                    from, folders(plan), n, plan->operation != REDUCE_PARTIAL, plan->seats, plan->streams);
+                    from, folders(plan), n, plan->operation != ACROSS, plan->seats, plan->streams);
         at += n, done += n;
     }
 }
@@ -296,7 +313,7 @@ static void fold_out(const struct plan *plan, const struct phase *p, const struc
 void put_whole(const struct plan *plan, const struct values *v, char *part) {
     for (int i = 0; i < plan->phases; i++) {
         const struct phase *p = &plan->phase[i];
-        u64 m = value_of(plan, p, plan->me);
+        u64 m = is_bringer(plan) ? p->count : value_of(plan, p, plan->me);
         if (m && p->starts_in[p->leaves_in]) copy_in(p, v, 0, m, part + p->whole_at[plan->me]);
     }
 }
@@ -308,6 +325,10 @@ void take_whole(const struct segment *s, const struct plan *plan, const struct v
         const struct phase *p = &plan->phase[i];
         u64 m = result_of_seat(plan, p), at = 0;
         if (!m || !p->starts_out[p->leaves_out]) continue;
+        if (plan->operation == ACROSS && !is_bringer(plan)) {
+            copy_out(plan, p, v, 0, m, parts[plan->root] + p->whole_at[plan->root]);
+            continue;
+        }
         if (OPERATION[plan->operation].folds) {
             u64 skip = offset_in(plan, p, plan->me, plan->me) * p->item * (OPERATION[plan->operation].way == PIECES);
             for (int from = 0; from < plan->seats; from++) sources[from] = parts[from] + p->whole_at[from] + skip;
@@ -415,7 +436,7 @@ void fold_step(const struct segment *s, const struct plan *plan, const struct va
     if (!span.m) return;
     gather_sources(s, plan, p, v, span, tick - 1, sources);
     fold_inputs(p->dtype, plan->reduce_op, result_of(s, plan->me, tick), (const void *const *)sources, folders(plan), span.m,
-                plan->operation != REDUCE_PARTIAL, plan->seats, 0);
+                1, plan->seats, 0);
 }
 
 void keep_step(const struct segment *s, const struct plan *plan, const struct values *v, u64 step, u64 tick) {

@@ -7,7 +7,7 @@
 enum { MEETS_NOT, MEETS_EQUAL, MEETS_KNOWN, MEETS_ANY }; /* see README */
 
 enum operation {
-    ALL_REDUCE = 1, REDUCE, BROADCAST, ALL_GATHER, GATHER, SCATTER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, REDUCE_PARTIAL, OPERATIONS,
+    ALL_REDUCE = 1, REDUCE, BROADCAST, ALL_GATHER, GATHER, SCATTER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, ACROSS, OPERATIONS,
     SENDS = OPERATIONS, RECEIVES, COUNTED_OPERATIONS /* those of letters are counted, and not in plans */
 };
 
@@ -78,6 +78,9 @@ u64 value_bytes(const struct plan *plan, const struct phase *p, int seat);
 void direct_range(const struct plan *plan, u64 *begin, u64 *end);
 /* Makes some of them; `slot`: where the whole result goes, NULL: to the outputs. */
 void take_direct(const struct plan *plan, const struct values *values, const char *const *sources, char *slot, u64 at, u64 m);
+
+/* Whether this is the worker's part in a collective of several hosts: it takes the partials, and brings the results. */
+int is_bringer(const struct plan *plan);
 
 /* Phases whose last step is below `steps`. */
 int phases_below(const struct plan *plan, u64 steps);

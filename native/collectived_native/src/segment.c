@@ -64,6 +64,7 @@ int segment_lay_out(struct segment *s, const void *geometry, size_t bytes) {
     struct geometry *g = &s->geometry;
     if (bytes == sizeof *g) memcpy(g, geometry, sizeof *g);
     if (bytes != sizeof *g || g->version != SCHEDULE_VERSION || g->seats < 1 || g->seats > MAX_SEATS ||
+        g->operated > 1 ||
         g->start >> (63 - TICK_BITS) || g->start >> (64 - WORD_BITS - 1) || g->share < SMALLEST_SHARE || g->share > LARGEST_SHARE ||
         g->share % CACHE_LINE || g->small > LARGEST_SHARE || g->mail >> 40) {
         errno = EINVAL;

@@ -111,6 +111,13 @@ static PyObject *watcher_expire(PyObject *self, PyObject *number) {
     return PyBool_FromLong(expire(w->segment, n, WORKER_SEAT) == DEADLINE);
 }
 
+static PyObject *watcher_complete(PyObject *self, PyObject *number) {
+    Watcher *w = usable(self);
+    u64 n = w ? PyLong_AsUnsignedLongLong(number) : 0;
+    if (PyErr_Occurred()) return NULL;
+    return PyBool_FromLong(complete_elsewhere(w->segment, n) == COMPLETE);
+}
+
 static PyObject *watcher_decided(PyObject *self, PyObject *unused) {
     Watcher *w = usable(self);
     (void)unused;
@@ -138,7 +145,7 @@ static PyObject *watcher_seat(PyObject *self, PyObject *number) {
         if (read_record(s, index, n, &r) || (n && read_record(s, index, n - 1, &r))) break;
         else r.instance = ~(u64)0;
     u64 numbers[] = {n, progress & ((1 << TICK_BITS) - 1), load(&seat->ticks), r.instance,
-                     r.digest[0] ^ s->geometry_digest, r.digest[1], r.terms == s->geometry_digest ? 0 : r.terms ^ s->geometry_digest, r.flags, r.deadline, r.description,
+                     r.digest[0] ^ s->geometry_digest, r.digest[1], r.terms == s->geometry_digest ? 0 : r.terms ^ s->geometry_digest, r.flags, r.deadline, r.asked, r.description,
                      r.began, load(&seat->slept), load(&seat->hops), atomic_load_explicit((a32 *)&seat->cpu, memory_order_relaxed)};
     return tuple_of(numbers, sizeof numbers / sizeof *numbers);
 }
@@ -237,6 +244,7 @@ static PyMethodDef methods[] = {
     {"left", watcher_left, METH_O, "The same of one that has left in order."},
     FAST_METHOD("abort", watcher_abort, "End the open instance; its number."),
     FAST_METHOD("limit", watcher_limit, "From this instance on, none completes."),
+    {"complete", watcher_complete, METH_O, "That instance is complete, which was carried out elsewhere; whether it is."},
     {"expire", watcher_expire, METH_O, "The deadline of this instance has passed; whether this ended it."},
     {"decided", watcher_decided, METH_NOARGS, "(complete, waiting or culprit, reason)"},
     {"verdict", watcher_verdict, METH_NOARGS, "(instance, reason, culprit, missing)"},

@@ -15,9 +15,9 @@ static int seats_of(const struct segment *s) {
 void ring(struct segment *s, int seat) {
     struct meeting_place *place = place_of(s, seat);
     atomic_fetch_add(&place->bell, 1);
-    syscall(SYS_futex, &place->bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
     u64 one = 1;
-    if (atomic_load(&place->is_operated) && s->knock >= 0 && write(s->knock, &one, sizeof one) < 0) return; /* it is full: it rings */
+    if (!atomic_load(&place->is_operated)) syscall(SYS_futex, &place->bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    else if (s->knock >= 0 && write(s->knock, &one, sizeof one) < 0) return; /* it is full: it rings */
 }
 
 void ring_all(struct segment *s) {
@@ -48,7 +48,7 @@ int read_record(const struct segment *s, int seat, u64 n, struct record_copy *co
     copy->instance = load(&record->instance);
     copy->digest[0] = load(&record->digest[0]), copy->digest[1] = load(&record->digest[1]);
     copy->terms = load(&record->terms), copy->flags = load(&record->flags);
-    copy->deadline = load(&record->deadline), copy->description = load(&record->description);
+    copy->deadline = load(&record->deadline), copy->asked = load(&record->asked), copy->description = load(&record->description);
     copy->began = load(&record->began);
     return copy->instance == n && load(&record->instance) == n;
 }
@@ -107,20 +107,29 @@ u64 end_now(struct segment *s, int reason, int culprit) {
     return atomic_load(&head_of(s)->decided);
 }
 
-int decide(struct segment *s, u64 n) {
-    int disputed = find_dispute(s, n);
-    if (disputed >= 0) return end_generation(s, n, MISMATCH, disputed);
+/* `waiting`: how many wait to join; -1: as many as before. */
+static int complete(struct segment *s, u64 n, int waiting) {
     a64 *word = &head_of(s)->decided;
-    u64 waiting = load(&head_of(s)->waiting);
-    if (waiting > MOST_WAITING) waiting = MOST_WAITING;
     for (int i = 0; i < TRIES; i++) {
         u64 was = atomic_load(word);
         if (outcome(was, n) != PENDING || instance_of(was) < n) return outcome(was, n);
-        if (!atomic_compare_exchange_strong(word, &was, make_word(n + 1, (int)waiting, 0, 0))) continue;
+        u64 next = make_word(n + 1, waiting < 0 ? waiting_of(was) : waiting, 0, 0);
+        if (!atomic_compare_exchange_strong(word, &was, next)) continue;
         wake(s, head_of(s)->sleepers);
         return COMPLETE;
     }
     return NONSENSE;
+}
+
+int complete_elsewhere(struct segment *s, u64 n) {
+    return complete(s, n, -1);
+}
+
+int decide(struct segment *s, u64 n) {
+    int disputed = find_dispute(s, n);
+    if (disputed >= 0) return end_generation(s, n, MISMATCH, disputed);
+    u64 waiting = load(&head_of(s)->waiting);
+    return complete(s, n, waiting > MOST_WAITING ? MOST_WAITING : (int)waiting);
 }
 
 void lower_limit(struct segment *s, u64 n, int reason, int culprit) {

@@ -57,6 +57,9 @@ int find_dispute(const struct segment *s, u64 n);
 
 /* Completes instance `n`, to which all have contributed, or ends the generation because contracts differ. Returns the outcome. */
 int decide(struct segment *s, u64 n);
+/* Says that instance `n` is complete, which was carried out elsewhere, unless the generation is over. Returns the outcome.
+   How many wait to join stays: a rank may yet have to read it of the instance before. */
+int complete_elsewhere(struct segment *s, u64 n);
 /* Ends the generation at instance `n`, unless it was decided before. Returns the outcome. */
 int end_generation(struct segment *s, u64 n, int reason, int culprit);
 /* Ends the generation at the instance that is open; returns `decided`. */
@@ -82,7 +85,7 @@ void wake(struct segment *s, a64 bits[SEAT_WORDS]);
 
 /* A copy of a seat's record of instance `n`; 0 where it has none, or is writing it. */
 struct record_copy {
-    u64 instance, digest[2], terms, flags, deadline, description, began;
+    u64 instance, digest[2], terms, flags, deadline, asked, description, began;
 };
 int read_record(const struct segment *s, int seat, u64 n, struct record_copy *copy);
 

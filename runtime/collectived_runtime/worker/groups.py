@@ -298,8 +298,7 @@ class Groups:
         session = join.session
         member = group_loop.topology.group.members[rank]
         has_place = group_loop.may_use_segment and join.takes_segment
-        seats = len(group_loop.topology.own_ranks)
-        redeem = session.budget.pledge(measure_place(seats) if has_place else 0)
+        redeem = session.budget.pledge(measure_place(group_loop.topology) if has_place else 0)
         try:
             pidfd = os.dup(session.pidfd) if session.pidfd >= 0 else -1
         except OSError:

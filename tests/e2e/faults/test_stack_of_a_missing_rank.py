@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import signal
@@ -146,15 +147,19 @@ def test_status_says_what_a_rank_does_for_which_others_wait(workers: Any) -> Non
         settle(lambda: list(stacks()) == [LATE])
 
 
-def test_a_lost_coordinator_does_not_take_that_away(make_cluster: Any) -> None:
-    cluster = make_cluster(1)
-    with ranks(cluster, "alone", 3.0) as clients:
-        cluster.coordinator.process.send_signal(signal.SIGSTOP)
-        try:
-            tell(clients[LATE], "load_batch")
-            for client in clients[:LATE]:
-                tell(client, "come")
-            told = [hear(client) for client in clients[:LATE]]
-        finally:
-            cluster.coordinator.process.send_signal(signal.SIGCONT)
-    assert told[0] == told[1] and "; now: <string>:" in told[0][0] and "decided by" in told[0][0]
+def test_a_lost_coordinator_does_not_take_that_away(make_cluster: Any, delays: Any) -> None:
+    cluster, names = make_cluster(1), (f"alone-{number}" for number in itertools.count())
+
+    def story() -> None:  # ranks that hear nothing in time decide for themselves
+        with ranks(cluster, next(names), 3.0) as clients:
+            cluster.coordinator.process.send_signal(signal.SIGSTOP)
+            try:
+                tell(clients[LATE], "load_batch")
+                for client in clients[:LATE]:
+                    tell(client, "come")
+                told = [hear(client) for client in clients[:LATE]]
+            finally:
+                cluster.coordinator.process.send_signal(signal.SIGCONT)
+        assert told[0] == told[1] and "; now: <string>:" in told[0][0] and "decided by" in told[0][0]
+
+    delays.hold(story)

@@ -229,8 +229,12 @@ class Doorbells:
 
     def receive(self, local_rank: LocalRank, data: bytes) -> bool:
         """Takes a message of a client; False where it is the last."""
+        return self.carry_out(local_rank, partial(self._on_message, local_rank, data))
+
+    def carry_out(self, local_rank: LocalRank, asked: Callable[[], object]) -> bool:
+        """Do what a client has asked for; False where it may not, and is let go."""
         try:
-            self._on_message(local_rank, data)
+            asked()
         except (messages.MalformedMessage, OutOfOrder) as error:
             uid = get_unix_peer(local_rank.doorbell).uid if local_rank.doorbell is not None else None
             self._refusals.count_malformed(MessageSource.DOORBELL, uid)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from collectived_native import core
 from collectived_native.cores import count_cores
@@ -26,8 +27,9 @@ _TICKS_AT_A_TIME = 4  # of a large value, whose parts lie in the segment
 
 
 def are_usable(topology: GroupTopology) -> bool:
-    """Whether the ranks of a group may meet in a segment: all are of this worker, and on the host."""
-    return len(topology.peers) == 1 and not topology.has_gpus and len(topology.own_ranks) <= MAX_SEATS
+    """Whether the ranks of this worker may meet in a segment: no GPUs, and several ranks or no other worker."""
+    spans = len(topology.peers) > 1
+    return not topology.has_gpus and 1 + spans <= len(topology.own_ranks) <= MAX_SEATS - spans
 
 
 def can_share(local_ranks: Iterable[LocalRank]) -> bool:
@@ -37,13 +39,16 @@ def can_share(local_ranks: Iterable[LocalRank]) -> bool:
     return len(uids) == 1 and None not in uids and all(one.takes_segment and one.holder is not None for one in ranks)
 
 
-def measure_place(seats: int) -> int:
-    """Bytes that count of the session of each rank in a segment of so many from the start."""
-    return _measure_place(Geometry.choose(seats, cores=count_cores()))
+def measure_place(topology: GroupTopology) -> int:
+    """Bytes that count of the session of each rank in a segment from the start."""
+    is_operated = len(topology.peers) > 1
+    seats = len(topology.own_ranks) + is_operated
+    return _measure_place(Geometry.choose(seats, cores=count_cores(), operated=is_operated))
 
 
 def _measure_place(geometry: Geometry) -> int:
-    return geometry.seats * geometry.share * _TICKS_AT_A_TIME
+    most_in_a_tick = geometry.small if geometry.operated else geometry.seats * geometry.share
+    return most_in_a_tick * _TICKS_AT_A_TIME
 
 
 class GroupSegment:
@@ -51,7 +56,8 @@ class GroupSegment:
 
     Args:
         budget: answers for its memory: for that of large values from the start, for what else is written once it is.
-        on_knock: called when a rank has waited for a while.
+        on_knock: called when a rank has waited for a while, or this worker is rung.
+        is_operated: whether this worker has a seat of its own, behind those of its ranks.
 
     Raises:
         MemoryExhausted: the budget does not allow it. OSError: there is no memory, or no descriptor, for it.
@@ -65,17 +71,19 @@ class GroupSegment:
         poller: Poller,
         budget: MemoryBudget,
         on_knock: Callable[[], None],
+        is_operated: bool = False,
     ) -> None:
         self.ranks = tuple(local_rank.rank for local_rank in local_ranks)
         self.seats = {rank: seat for seat, rank in enumerate(self.ranks)}
         self._generation = generation
         self._poller = poller
         self._on_knock = on_knock
-        mail_bytes = budget.limit // UNEXPECTED_MEMORY_DIVISOR // len(self.ranks)
-        self._geometry = Geometry.choose(len(self.ranks), cores=count_cores(), start=start, mail=mail_bytes)
+        mail_bytes = 0 if is_operated else budget.limit // UNEXPECTED_MEMORY_DIVISOR // len(self.ranks)
+        seats = len(self.ranks) + is_operated
+        self._geometry = Geometry.choose(seats, cores=count_cores(), operated=is_operated, start=start, mail=mail_bytes)
         self._budget = budget
         allowance = _measure_place(self._geometry)
-        self._prepaid = allowance * len(self.ranks)
+        self._prepaid = allowance * seats
         with contextlib.ExitStack() as undo:
             budget.acquire(self._prepaid, last=False)
             undo.callback(budget.release, self._prepaid)
@@ -86,9 +94,20 @@ class GroupSegment:
             self.watcher: core.Watcher = self._file.watch()
             undo.pop_all()
         holders = [local_rank.holder for local_rank in local_ranks if local_rank.holder is not None]  # all
-        self._lent = LentMemory(self._file, holders, allowance, self._file.measure_parts)
+        self._measure_parts = partial(self._file.measure_parts, len(self.ranks))
+        self._lent = LentMemory(self._file, holders, allowance, self._measure_parts)
         budget.lent.add(self._lent)
         poller.add(self._knocker, select.POLLIN, self._on_knocker)
+
+    @property
+    def most_in_a_tick(self) -> int:
+        """Bytes of a rank's value up to which one tick carries it all."""
+        return self._geometry.small
+
+    def take_seat(self) -> core.Engine:
+        """Take the last seat, which is this worker's: others ring it by the knock."""
+        seat = self._geometry.seats - 1
+        return self._file.take_seat(seat, self._knocker)
 
     def offer(self, local_rank: LocalRank, doorbells: Doorbells) -> None:
         """Tell a rank where its generation meets."""
@@ -105,7 +124,7 @@ class GroupSegment:
         """
         if not self._budget.lent.update(self._lent) or self._budget.used <= self._budget.limit:
             return None
-        written = self._file.measure_parts()
+        written = self._measure_parts()
         return self.ranks[written.index(max(written))]
 
     def read_seat(self, rank: int) -> SeatState:

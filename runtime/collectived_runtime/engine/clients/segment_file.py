@@ -31,14 +31,18 @@ class SegmentFile(SharedFile):
         """Map it, to watch it."""
         return segment.watch(self._descriptor, self._geometry)
 
-    def measure_parts(self) -> list[int]:
-        """Bytes that each seat has written: seats' parts lie one after the other, of equal size, and fill the file.
+    def take_seat(self, seat: int, knock: int) -> core.Engine:
+        """Take a seat that this worker operates; others ring it by the knock."""
+        return segment.attach(self._descriptor, self._geometry, seat, waiting=segment.OPERATED, knock=knock)
 
-        Who has scattered what it wrote over its part is taken to have written all of it.
+    def measure_parts(self, ranks: int) -> list[int]:
+        """Bytes that each of so many ranks has written, whose seats are the first.
+
+        Seats' parts lie one after the other, of equal size, and fill the file. Who has scattered what it wrote over its
+        part is taken to have written all of it.
         """
-        seats = self._geometry.seats
-        part = os.fstat(self._descriptor).st_size // seats
-        return [self._measure_part(seat * part, (seat + 1) * part) for seat in range(seats)]
+        part = os.fstat(self._descriptor).st_size // self._geometry.seats
+        return [self._measure_part(seat * part, (seat + 1) * part) for seat in range(ranks)]
 
     def _measure_part(self, start: int, end: int) -> int:
         written, at = 0, start

@@ -18,7 +18,7 @@ from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.failure import local_verdict
 from collectived_runtime.engine.run.links import LEFT_TEXT
 from collectived_runtime.engine.submit.tracker import Instance, InstanceTracker, receives_from_all
-from collectived_runtime.logs import log_fields
+from collectived_runtime.logs import log_fields, verdict_fields
 from collectived_runtime.transport.link import LinkBroken, LinkRefused
 
 log = logging.getLogger("collectived.group_loop")
@@ -75,6 +75,7 @@ class FaultReporter:
         self._lost_after = coordinator.worker_timeout
         self._is_connected = coordinator.is_connected
         self._departures: list[Report] = []
+        self._failure_logged = False
         self._late_instances: set[int] = set()  # instances that some local rank will not submit
         self._pending_decisions: dict[
             int, tuple[Patience, Report]
@@ -179,6 +180,13 @@ class FaultReporter:
     def report_resumed(self, instance: int) -> None:
         """What was pending has completed."""
         self._send_report(self._tracker.make_report(ReportKind.RESUMED, instance))
+
+    def log_verdict(self, verdict: Verdict, failing: bool) -> None:
+        """Clients hear of it by their exceptions. It is logged once; that somebody has left is no failure."""
+        news = not self._failure_logged and (failing or not verdict.orderly)
+        self._failure_logged |= news
+        level, name = logging.INFO if news else logging.DEBUG, unscoped_name(self._topology.group.name)
+        log.log(level, "group %s: %s", name, verdict.message, extra=verdict_fields(verdict))
 
     def report_mismatch(self, instance: Instance, worker: int) -> None:
         """Ranks differ in an instance, or in one just before it in which no local rank has heard from all others.

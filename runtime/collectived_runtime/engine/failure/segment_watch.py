@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 
 from collectived_native import core
-from collectived_native.segment import Total
+from collectived_native.segment import SeatState, Total
+from collectived_proto.ipc import messages
 from collectived_proto.report.bandwidth import BUS_FACTORS
 from collectived_proto.types import ReportKind, Verdict
 from collectived_runtime.engine.base.memory_budget import MemoryBudget
@@ -42,7 +43,13 @@ _MESSAGES = {core.SENDS: "send", core.RECEIVES: "recv"}
 
 
 class SegmentWatch:
-    """Follows one generation's segment. In the group loop's thread."""
+    """Follows one generation's segment. In the group loop's thread.
+
+    Attributes:
+        spans_hosts: whether the group has ranks of other workers, too.
+    """
+
+    spans_hosts = False
 
     def __init__(
         self,
@@ -61,7 +68,9 @@ class SegmentWatch:
         self._start = start
         self._began = time.monotonic()
         local_ranks = [doorbells.local_ranks[rank] for rank in ranks]
-        self._segment = GroupSegment(local_ranks, tracker.generation, start, poller, budget, self.look)
+        self._segment = GroupSegment(
+            local_ranks, tracker.generation, start, poller, budget, self._on_knock, is_operated=self.spans_hosts
+        )
         self._tracker = tracker
         self._reporter = reporter
         self._doorbells = doorbells
@@ -81,10 +90,14 @@ class SegmentWatch:
         self,
         local_rank: LocalRank,
         prepared: PreparedCollective,
-        instance: int,
+        submission: messages.Submit,
         fail: Callable[[LocalRank, int, Verdict], None],
-    ) -> None:
-        """A rank has seen in the segment that an instance has failed, and asks for the verdict."""
+    ) -> bool:
+        """A rank has seen in the segment that an instance has failed, and asks for the verdict.
+
+        False: this is a submission instead, of what is not carried out there.
+        """
+        instance = submission.instance
         self.look()
         verdict = self._tracker.find_verdict(instance)
         if verdict is not None:
@@ -94,6 +107,7 @@ class SegmentWatch:
         progress = self._tracker.progress[local_rank.rank]
         progress.received = max(progress.received, instance)
         self._doorbells.throttle(local_rank)
+        return True
 
     def _take_description(self, rank: int, prepared: PreparedCollective, instance: int) -> None:
         """A rank that was too late to publish what it submits says it all the same: others may differ from it."""
@@ -119,6 +133,13 @@ class SegmentWatch:
         self._explain_by, self._reported = math.inf, True
         self._reporter.report_fault(ReportKind.MISMATCH, instance, text=text)
 
+    def has_open(self, before: int) -> bool:
+        """Whether a rank has submitted an instance before that one of which the tracker does not know yet."""
+        return False
+
+    def _on_knock(self) -> None:
+        self.look()
+
     def look(self) -> None:
         """Take in what the ranks have done, and report why the generation is over, if it is."""
         now = time.monotonic()
@@ -126,6 +147,19 @@ class SegmentWatch:
         if (largest := self._segment.charge()) is not None:
             why = "what it sends, and nobody has asked for, takes more shared memory than its worker has"
             self._doorbells.drop(self._doorbells.local_ranks[largest], why)
+        complete, culprit, reason = self._take_in_completed(now)
+        self._read_seats(complete, now)
+        open_instance = self._tracker.instances.get(complete)
+        if open_instance is None:
+            self._look_at = math.inf
+        else:
+            young = now - open_instance.first_arrival.arrived_at < 1.0
+            self._look_at = now + (_LOOK_SECONDS if young else _LATER_LOOK_SECONDS)
+        if reason and not self._reported:
+            self._report_end(complete, culprit, reason, now)
+
+    def _take_in_completed(self, now: float) -> tuple[int, int, int]:
+        """Count, record and finish what the ranks have completed; returns the segment's word."""
         totals = self._segment.read_totals(self._segment.ranks[0])
         complete, culprit, reason = self._read_word()
         self._count(totals, complete, now)
@@ -138,16 +172,7 @@ class SegmentWatch:
             if waited.stalled:
                 self._reporter.report_resumed(number)
         tracker.next_number = max(tracker.next_number, complete)
-        self._read_seats(complete, now)
-        open_instance = tracker.instances.get(complete)
-        if open_instance is None:
-            self._look_at = math.inf
-        else:
-            open_instance.started = True  # by the ranks themselves
-            young = now - open_instance.first_arrival.arrived_at < 1.0
-            self._look_at = now + (_LOOK_SECONDS if young else _LATER_LOOK_SECONDS)
-        if reason and not self._reported:
-            self._report_end(complete, culprit, reason, now)
+        return complete, culprit, reason
 
     def _read_word(self) -> tuple[int, int, int]:
         """(complete, culprit, reason), as far as a member cannot have made it up: nobody comes beyond such a number."""
@@ -203,6 +228,7 @@ class SegmentWatch:
     def _read_seats(self, complete: int, now: float) -> None:
         """Tell the tracker how far each rank is, and who has come to the open instance."""
         tracker = self._tracker
+        come: list[tuple[float, int, PreparedCollective, SeatState]] = []
         for rank, progress in tracker.progress.items():
             seat = self._segment.read_seat(rank)
             if seat.instance > self._start:  # else what it did last was in an earlier generation
@@ -219,12 +245,17 @@ class SegmentWatch:
                 progress.received = max(progress.received, progress.submitted)
                 continue
             if known is None or rank not in known.arrivals:
-                began, deadline = min(max(self._began, seat.began / NS), now), seat.deadline / NS
-                timeout = deadline - began if deadline else 0.0  # a little less than the rank was given
-                progress.received = complete - 1
-                tracker.record_arrival(
-                    rank, complete, Arrival(prepared, None, began), timeout, math.ceil(timeout * 100) / 100
-                )
+                come.append((min(max(self._began, seat.began / NS), now), rank, prepared, seat))
+        for began, rank, prepared, seat in sorted(come, key=lambda one: one[0]):
+            known = tracker.instances.get(complete)
+            at = began if known is None else max(began, known.last_arrival.arrived_at)  # others may count from there
+            remaining = seat.deadline / NS - at if seat.deadline else 0.0
+            tracker.progress[rank].received = complete - 1
+            self._record_arrival(rank, complete, Arrival(prepared, None, at), remaining, seat.asked / NS)
+
+    def _record_arrival(self, rank: int, number: int, arrival: Arrival, remaining: float, asked: float) -> None:
+        self._tracker.record_arrival(rank, number, arrival, remaining, asked)
+        self._tracker.instances[number].started = True  # by the ranks themselves
 
     def _report_end(self, instance: int, culprit: int, reason: int, now: float) -> None:
         rank = self._find_rank(culprit)
@@ -276,15 +307,19 @@ class SegmentWatch:
         return min(self._look_at, self._explain_by)
 
     def on_timer(self, now: float) -> None:
-        """Look again, and end what has not come in time, before that is reported."""
+        """Look again, and do what is due."""
         if self._tracker.next_deadline() <= now or self.next_deadline() <= now:
             self.look()
+        self._expire(now)
+        if self._explain_by <= now:
+            self._explain()
+
+    def _expire(self, now: float) -> None:
+        """End what has not come in time, before that is reported."""
         instance = self._tracker.instances.get(self._tracker.next_number)
         if instance is not None and instance.deadline <= now and not instance.expired:
             self._reported |= self._segment.watcher.expire(instance.number)
             self.look()
-        if self._explain_by <= now:
-            self._explain()
 
     def _explain(self) -> None:
         """Report the end of the generation for ranks that have not said more about it."""

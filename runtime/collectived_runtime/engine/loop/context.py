@@ -106,6 +106,13 @@ class RankResources:
             else:
                 self.stream_order.release(rank, number)
 
+    def release_unheard(self, delivery: Delivery, is_told: bool) -> None:
+        """Take back the result slot of an instance for those ranks that will not: others may be reading it."""
+        if delivery.slot is not None:
+            for rank in delivery.readers:
+                if not is_told or self.doorbells.local_ranks[rank].closed:
+                    self.results.release(delivery.slot.number, rank)
+
     def release_rank(self, rank: int) -> None:
         """Take back all that a rank had: it is gone."""
         self.input_events.remove_rank(rank)

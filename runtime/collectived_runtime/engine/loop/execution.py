@@ -43,6 +43,7 @@ class Delivery:
         outputs: that memory of their own, on GPUs.
         is_on_device: whether any value or result lies on a GPU.
         completion_event: tells ranks that go on in stream order; None where none does.
+        is_shared: whether the ranks take the result out of their segment, and need not be told.
     """
 
     readers: tuple[int, ...] = ()
@@ -51,6 +52,7 @@ class Delivery:
     outputs: tuple[Region, ...] = ()
     is_on_device: bool = False
     completion_event: CompletionEvent | None = None
+    is_shared: bool = False
 
 
 _NOTHING = Delivery()

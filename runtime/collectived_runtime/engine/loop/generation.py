@@ -25,6 +25,7 @@ from collectived_runtime.engine.compile.program import CompiledCollective, PackT
 from collectived_runtime.engine.failure.peer_consensus import PeerConsensus
 from collectived_runtime.engine.failure.reporter import FaultReporter
 from collectived_runtime.engine.failure.segment_watch import SegmentWatch
+from collectived_runtime.engine.failure.spanning_watch import SpanningWatch
 from collectived_runtime.engine.gpu.group_communicators import GroupCommunicators
 from collectived_runtime.engine.loop.context import GroupContext
 from collectived_runtime.engine.loop.execution import Delivery, Execution
@@ -37,7 +38,6 @@ from collectived_runtime.engine.run import host_task
 from collectived_runtime.engine.run.links import Links, PeerDeparted, PeerNetwork
 from collectived_runtime.engine.submit.tracker import Arrival, Instance, InstanceTracker
 from collectived_runtime.limits.rejections import MessageSource
-from collectived_runtime.logs import verdict_fields
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import Link, LinkBroken, LinkProtocolError
 
@@ -98,11 +98,10 @@ class Generation:
             self._programs,
             tools,
             self._communicators,
-            self._report_mismatch,
+            lambda instance: self.reporter.report_mismatch(instance, 0),
             self._on_unexpected_frame,
         )
         self._said_goodbye: set[Link] = set()  # amid what they were needed for
-        self._failure_logged = False
         # What has not come by its own deadline, until there is a verdict.
         self._expired: list[tuple[LocalRank, int]] = []
 
@@ -121,13 +120,12 @@ class Generation:
                 raise messages.MalformedMessage(
                     f"{prepared.op} with event {submission.event}, for a value in the memory of a GPU"
                 )
-            if self.segment is None:
+            if self.segment is None or self.segment.spans_hosts:
                 self.point_to_point.submit(local_rank, submission, prepared)
             elif verdict := self.point_to_point.ops.watch(local_rank.rank, submission, prepared):
                 self.fail(local_rank, submission.instance, verdict)
             return
-        if self.segment is not None:
-            self.segment.answer(local_rank, prepared, submission.instance, self.fail)
+        if self.segment is not None and self.segment.answer(local_rank, prepared, submission, self.fail):
             return
         if submission.instance <= tracker.progress[local_rank.rank].received:
             for message in local_rank.get_outcomes(submission.instance):
@@ -185,11 +183,20 @@ class Generation:
         standing = self.tracker.progress[rank]
         if not standing.has_departed:
             if self.segment is not None:
-                self.segment.left(rank)
-                self.point_to_point.ops.drop(rank)
+                self._end_in_segment(self.segment.left, rank)
             standing.has_departed = True
             self.reporter.report_left(rank, standing.submitted)
             self.point_to_point.ops.report_departed_peers()
+
+    def look_at_segment(self) -> None:
+        """Take in what ranks have done by themselves in a segment."""
+        if self.segment is not None:
+            self.segment.look()
+
+    def _end_in_segment(self, end: Callable[[int], None], rank: int) -> None:
+        end(rank)
+        if self.segment is not None and not self.segment.spans_hosts:
+            self.point_to_point.ops.drop(rank)
 
     def abort(self, rank: int, cause: Cause, reason: str) -> None:
         standing = self.tracker.progress[rank]
@@ -215,8 +222,7 @@ class Generation:
         standing = self.tracker.progress[rank]
         if not standing.has_departed:
             if self.segment is not None:
-                self.segment.lost(rank)
-                self.point_to_point.ops.drop(rank)
+                self._end_in_segment(self.segment.lost, rank)
             standing.has_departed = True
             over = self.tracker.find_verdict(standing.submitted + 1) is not None
             level = logging.DEBUG if over else logging.INFO  # the verdict that follows is the warning
@@ -319,7 +325,14 @@ class Generation:
             yield from self._phases.exchange_lengths(instance)
         program = self._programs.get(instance)
         yield from self._phases.agree_on_launch(instance, program)
-        self.waiting_joiners.send_due(instance.number)
+        self.waiting_joiners.send_due(instance.number, self.segment)
+        if isinstance(self.segment, SpanningWatch) and self.segment.carries(instance.reference):
+            yield from self._phases.carry_across(instance, program, self.segment.seat)
+            if instance.is_barred:
+                self.segment.on_stopped()
+            else:
+                self._finish_instance(instance, program, Delivery())
+            return
         try:
             delivery = self._ranks.prepare_delivery(instance, program)
         except (MemoryExhausted, OSError) as error:
@@ -337,7 +350,7 @@ class Generation:
     def _on_task_done(self, running: Execution, task: PackTask) -> None:
         """Tell ranks of a pack when all of its tasks have ended; nobody hears of a prelude."""
         complete, last = running.complete_task(task)
-        if complete and not running.is_prelude:
+        if complete and not running.is_prelude and not running.delivery.is_shared:
             slot, readers = running.delivery.slot, running.delivery.readers
             running.reported = slot is not None
             self._completions.send_done(running.instance, running.program, slot, task.pack_number, last, readers)
@@ -346,11 +359,10 @@ class Generation:
 
     def _finish_instance(self, instance: Instance, program: CompiledCollective, delivery: Delivery) -> None:
         now = time.monotonic()
-        if delivery.slot is not None:
-            for rank in delivery.readers:
-                if self._ranks.doorbells.local_ranks[rank].closed:
-                    self._ranks.results.release(delivery.slot.number, rank)
+        self._ranks.release_unheard(delivery, is_told=True)
         self.tracker.finish(instance, now)
+        if isinstance(self.segment, SpanningWatch):
+            self.segment.finish(instance)
         arrived = {rank: arrival.arrived_at for rank, arrival in instance.arrivals.items()}
         self.tracker.count_waits(instance.collective.operation, arrived, now)
         self._records.record_completed(self.number, instance, program.summary, program.load, now)
@@ -388,9 +400,6 @@ class Generation:
             self.reporter.report_worker_left(link.peer, self.execution.instance.number)
         return True
 
-    def _report_mismatch(self, instance: Instance, worker: int = 0) -> None:
-        self.reporter.report_mismatch(instance, worker)
-
     def _on_early_frame(self, link: Link, frame: frames.Frame) -> None:
         """A frame on an idle link: of an instance to come it waits, of one that is over it differs from what we did."""
         self._check_for_mismatch(link, frame, self.tracker.next_number - 1)
@@ -403,7 +412,7 @@ class Generation:
             return
         instance = self.tracker.find(frame.instance)
         if instance is not None and not instance.is_barred:
-            self._report_mismatch(instance, link.peer)
+            self.reporter.report_mismatch(instance, link.peer)
 
     # Faults and verdicts
 
@@ -430,7 +439,9 @@ class Generation:
             received = self.tracker.progress[rank].received
             if received >= verdict.from_instance and not any(rank in instance.arrivals for instance in failing):
                 self.fail(local_rank, received, verdict)
-        self.point_to_point.ops.apply_verdict(verdict, at_once=self.segment is not None)
+        self.point_to_point.ops.apply_verdict(
+            verdict, at_once=self.segment is not None and not self.segment.spans_hosts
+        )
         self.peer_consensus.notify_excluded(verdict)
         late, self._expired = self._expired, []
         for local_rank, number in late:
@@ -438,24 +449,14 @@ class Generation:
                 self.fail(local_rank, number, verdict)
             else:
                 self._expired.append((local_rank, number))
-        self._log_verdict(verdict, bool(failing))
-
-    def _log_verdict(self, verdict: Verdict, failing: bool) -> None:
-        """Clients hear of it by their exceptions. It is logged once; that somebody has left is no failure."""
-        news = not self._failure_logged and (failing or not verdict.orderly)
-        self._failure_logged |= news
-        level = logging.INFO if news else logging.DEBUG
-        log.log(level, "group %s: %s", self._name, verdict.message, extra=verdict_fields(verdict))
+        self.reporter.log_verdict(verdict, bool(failing))
 
     def _stop_execution(self) -> None:
         running = self.execution
         assert running is not None
         self.links.abandon(running.stop())
         self._communicators.cancel_launches()
-        if (slot := running.delivery.slot) is not None:
-            for rank in running.delivery.readers:
-                if not running.reported or self._ranks.doorbells.local_ranks[rank].closed:  # others may be reading it
-                    self._ranks.results.release(slot.number, rank)
+        self._ranks.release_unheard(running.delivery, is_told=running.reported)
         self._drop_execution()
 
     def _drop_execution(self) -> None:
@@ -475,7 +476,8 @@ class Generation:
         verdict = next((verdict for verdict in self.tracker.verdicts if verdict.successor), None)
         if verdict is None or self.execution is not None or self.tracker.find_startable() is not None:
             return None
-        if any(instance.number < verdict.from_instance for instance in self.tracker.list_open()):
+        first, segment = verdict.from_instance, self.segment
+        if any(one.number < first for one in self.tracker.list_open()) or (segment and segment.has_open(first)):
             return None
         return verdict if self.point_to_point.idle and not self._expired else None
 

@@ -30,6 +30,7 @@ from collectived_runtime.engine.clients.deferred_release import DeferredReleases
 from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.failure.segment_watch import SegmentWatch
+from collectived_runtime.engine.failure.spanning_watch import SpanningWatch
 from collectived_runtime.engine.gpu.input_events import InputEvents
 from collectived_runtime.engine.gpu.stream_order import StreamOrder
 from collectived_runtime.engine.loop.context import GroupContext, RankResources, WorkerContext
@@ -214,9 +215,9 @@ class GroupLoop:
     def _open_segment(self) -> None:
         current = self._generation
         try:
-            current.segment = SegmentWatch(
-                self._poller, current.tracker, current.reporter, self._doorbells, self._records, self._budget
-            )
+            parts = self._poller, current.tracker, current.reporter, self._doorbells, self._records, self._budget
+            spans = len(self.topology.peers) > 1
+            current.segment = SpanningWatch(*parts, current.submit) if spans else SegmentWatch(*parts)
         except (OSError, MemoryExhausted) as error:
             log.warning("group %s: its ranks cannot meet in shared memory: %s", self.name, error)
 
@@ -255,6 +256,7 @@ class GroupLoop:
         """Call `answer(generation, positions)` in the group loop's thread."""
 
         def tell() -> None:
+            self._generation.look_at_segment()
             answer(self._generation.number, self.tracker.positions(instance, time.monotonic()))
             self._doorbells.sample_stacks(self.tracker, self.tracker.seek(instance))
 
@@ -267,8 +269,7 @@ class GroupLoop:
             return False
 
         def look() -> None:
-            if self._generation.segment is not None:
-                self._generation.segment.look()
+            self._generation.look_at_segment()
             self._doorbells.sample_stacks(self.tracker, self.tracker.awaited_ranks() if stacks else (), looked)
 
         self._poller.call_soon_threadsafe(look, looked)
@@ -285,6 +286,7 @@ class GroupLoop:
         def ask() -> None:
             if generation == self._generation.number:
                 self._doorbells.poll()  # what was submitted before somebody asked is kept
+                self._generation.look_at_segment()
             if generation == self._generation.number:
                 answer(*self._generation.waiting_joiners.promise())
 
@@ -301,7 +303,7 @@ class GroupLoop:
 
     def _set_waiting_joiners(self, from_instance: int, waiting: int) -> None:
         segment = self._generation.segment
-        if segment is None or from_instance < 0:
+        if segment is None or segment.spans_hosts or from_instance < 0:
             self._generation.waiting_joiners.schedule(from_instance, waiting)
         else:
             self.tracker.release_promise()
@@ -410,8 +412,7 @@ class GroupLoop:
         if submission.generation == self._generation.number:
             self._generation.submit(local_rank, submission)
             return
-        past = self._past_verdicts.get(submission.generation)
-        if past is not None:
+        if (past := self._past_verdicts.get(submission.generation)) is not None:
             self._generation.refuse(local_rank, submission, past)
             return
         is_p2p = submission.instance >= messages.P2P_BASE  # numbers begin anew with each generation
@@ -456,8 +457,7 @@ class GroupLoop:
     def _start_successor(self) -> None:
         """Begin the successor generation once everything before the verdict has ended."""
         before = self._generation
-        verdict = before.successor_verdict
-        if verdict is None:
+        if (verdict := before.successor_verdict) is None:
             return
         self._past_verdicts[before.number] = verdict
         met = before.segment is not None

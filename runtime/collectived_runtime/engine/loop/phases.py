@@ -29,6 +29,7 @@ from collectived_runtime.engine.loop.execution import Delivery, Execution
 from collectived_runtime.engine.loop.programs import ProgramCache
 from collectived_runtime.engine.run import host_task
 from collectived_runtime.engine.run.announce import announce
+from collectived_runtime.engine.run.crossing import Crossing, WorkerSeat
 from collectived_runtime.engine.run.schedule import OnUnexpectedFrame, PlanTransport, Wait
 from collectived_runtime.engine.run.task import TaskContext, TaskTools
 from collectived_runtime.engine.submit.tracker import Instance
@@ -138,13 +139,38 @@ class Phases:
 
         yield Execution(instance, negotiation.single_task_program(task), start, is_prelude=True)
 
+    def carry_across(self, instance: Instance, program: CompiledCollective, seat: WorkerSeat) -> Iterator[Execution]:
+        """What the local ranks fold in their segment, from there to the other workers and back.
+
+        Where the segment says that the generation is over, the instance is barred.
+        """
+        crossing = Crossing(seat, instance, program, self._tools.workspace)
+        try:
+            if not crossing.gather():
+                instance.bar()
+                return
+            value_bytes = sum(leaf.nbytes for leaf in instance.collective.leaves)
+            self._tools.counters.folded_bytes += len(instance.arrivals) * value_bytes
+            delivery = Delivery(memory=crossing.result, is_shared=True)
+            yield self.execute(instance, program, (), delivery, crossing.partials)
+            if not crossing.bring():
+                instance.bar()
+        finally:
+            crossing.close()
+
     def execute(
-        self, instance: Instance, program: CompiledCollective, sources: Sequence[Any], delivery: Delivery
+        self,
+        instance: Instance,
+        program: CompiledCollective,
+        sources: Sequence[Any],
+        delivery: Delivery,
+        partials: Sequence[Any] = (),
     ) -> Execution:
         """What the instance is about; from here on its contract is part of the chain.
 
         Args:
             sources: what the contributing local ranks submitted.
+            partials: or what they have folded themselves, by pack.
         """
         self.chain = chain = self._next_chain(instance)
 
@@ -159,6 +185,7 @@ class Phases:
                 transport,
                 delivery.outputs,
                 delivery.completion_event,
+                partials,
             )
             nccl_task = self._communicators.create_task(context)
             if nccl_task is not None:

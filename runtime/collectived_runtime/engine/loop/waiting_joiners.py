@@ -6,6 +6,7 @@ import time
 
 from collectived_proto.ipc import messages
 from collectived_runtime.engine.clients.doorbells import Doorbells
+from collectived_runtime.engine.failure.segment_watch import SegmentWatch
 from collectived_runtime.engine.submit.tracker import InstanceTracker
 
 PROMISE_SECONDS = 0.5  # longer than the coordinator takes to make something of it
@@ -33,9 +34,12 @@ class WaitingJoiners:
         if from_instance >= 0:
             self._scheduled.append((from_instance, waiting))
 
-    def send_due(self, number: int) -> None:
-        """Before an instance runs: its ranks hear what was agreed for it."""
+    def send_due(self, number: int, segment: SegmentWatch | None) -> None:
+        """Before an instance runs: its ranks hear what was agreed for it, over the doorbell and in their segment."""
         while self._scheduled and self._scheduled[0][0] <= number:
-            message = messages.encode_waiting(self._scheduled.pop(0)[1])
+            self._tracker.waiting_joiners = self._scheduled.pop(0)[1]
+            message = messages.encode_waiting(self._tracker.waiting_joiners)
             for local_rank in self._doorbells.local_ranks.values():
                 self._doorbells.send(local_rank, message)
+        if segment is not None:
+            segment.set_waiting(self._tracker.waiting_joiners)

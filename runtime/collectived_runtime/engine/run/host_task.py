@@ -46,7 +46,7 @@ def _prepare_buffers(context: TaskContext, output: Array | None) -> Generator[Wa
     task, sources, tools = context.task, context.sources, context.tools
     arithmetic, cut = context.arithmetic, task.partition
     if arithmetic is not None:
-        return (yield from _prepare_folded(task, arithmetic, sources, output, tools))
+        return (yield from _prepare_folded(task, arithmetic, sources, output, tools, context.partials))
     if cut is None:
         return (yield from _prepare_moved(task, sources, output, tools))
     leaves = {
@@ -178,9 +178,11 @@ def _prepare_folded(
     sources: Sequence[InputBuffers],
     output: Array | None,
     tools: TaskTools,
+    given: Sequence[NDArray[np.uint8]],
 ) -> Generator[Wait, None, Buffers]:
     """Buffers for elements that are folded: first the local ranks, in rank order, into partial sums.
 
+    Where they have done that themselves, `given` are the partial sums of each pack.
     A single rank's memory is read where it lies when it needs no widening, and partial sums are kept where the result
     will be when the types allow it: nothing is copied that need not be.
     """
@@ -190,8 +192,11 @@ def _prepare_folded(
     if output is not None and arithmetic.can_finish_in_place and len(output) == count:
         partials = output
     else:  # shared by the shards of a pack, each of which keeps to its span
-        memory = tools.workspace.get_buffer(task.pack_number, count * arithmetic.partial_bytes)
+        nbytes = count * arithmetic.partial_bytes
+        memory = given[task.pack_number] if given else tools.workspace.get_buffer(task.pack_number, nbytes)
         partials = arithmetic.view_partials(memory, count)
+    if given:
+        return Buffers(partials, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_in_place)
     if not sources:  # a signal: nobody reads its value
         return Buffers(partials, partials, partials, arithmetic.fold, copy_over, keep_in_place)
     whole = sources[0].contiguous_pack(task.pack_number) if len(sources) == 1 and task.is_in_order else None

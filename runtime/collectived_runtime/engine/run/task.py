@@ -56,6 +56,7 @@ class TaskContext:
         sources: what the contributing local ranks submitted, in rank order.
         result: the instance's result slot behind its header; None where no local rank reads the result there.
         outputs: memory of GPUs where the result is written, one region per rank that wants it there.
+        partials: of each pack, where the local ranks have folded it themselves.
         completion_event: hears what has been submitted to GPUs; None where no rank goes on in stream order.
     """
 
@@ -67,6 +68,7 @@ class TaskContext:
     transport: PlanTransport
     outputs: Sequence[Region] = ()
     completion_event: CompletionEvent | None = None
+    partials: Sequence[NDArray[np.uint8]] = ()
 
     @property
     def arithmetic(self) -> Arithmetic | None:

@@ -172,11 +172,13 @@ class InstanceTracker:
         self.promised_from = math.inf  # nothing starts from this instance on
         self.promised_until = -math.inf
         self.is_aborted = False  # a rank has aborted: nothing starts any more, whatever the verdict will say
+        self.waiting_joiners = 0  # processes that wait to join the group, as the ranks have heard last
         self.stalls = 0  # instances that have waited for longer than `stall_after`
         self._sought = -1  # the last instance that ranks elsewhere wait for
 
     def carry_progress(self, before: InstanceTracker) -> None:
         """The ranks go on from where they were in the generation `before`."""
+        self.waiting_joiners = before.waiting_joiners
         for rank, known in before.progress.items():
             standing = self.progress[rank]
             standing.finished, standing.op, standing.site = known.finished, known.op, known.site

@@ -8,118 +8,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import numpy as np
 import pytest
+from tests.runtime.engine.failure.segment_host import BARRIERS, COUNT, MIB, SESSION_LIMIT, SUMS, Host
 
 from collectived_native import core, segment
 from collectived_native.segment import Geometry
-from collectived_proto.devices import DeviceName
 from collectived_proto.ipc import messages
-from collectived_proto.types import (
-    AllReduce,
-    Barrier,
-    Collective,
-    DType,
-    GroupInfo,
-    Leaf,
-    Member,
-    Operation,
-    Peer,
-    ReduceOp,
-    Report,
-    ReportKind,
-    Tier,
-)
-from collectived_runtime.engine.base.lent import MemoryUser
-from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted, SessionBudget
-from collectived_runtime.engine.base.poller import Poller
-from collectived_runtime.engine.base.topology import GroupTopology
-from collectived_runtime.engine.clients.doorbells import Doorbells
-from collectived_runtime.engine.clients.local_rank import LocalRank
-from collectived_runtime.engine.compile.negotiation import prepare
-from collectived_runtime.engine.failure.reporter import CoordinatorAccess, FaultReporter
-from collectived_runtime.engine.failure.segment_watch import SegmentWatch
-from collectived_runtime.engine.record.counters import POINT_TO_POINT, SEGMENT, Counters
-from collectived_runtime.engine.record.flight_recorder import (
-    FlightRecorder,
-    GroupLabel,
-    GroupRecorder,
-    ProgramSummary,
-)
-from collectived_runtime.engine.record.group_records import GroupRecords
-from collectived_runtime.engine.record.rates import RateWindow
-from collectived_runtime.engine.submit.tracker import InstanceTracker
-from collectived_runtime.limits.rejections import RejectionCounters
-
-SUMS, BARRIERS = 5, 6  # numbers of descriptions; those of rank 1 are larger by 10
-COUNT = 1000
-MIB = 1 << 20
-SESSION_LIMIT = 100 * MIB
-
-
-class Host:
-    """A worker's side of a group of two ranks, and the ranks' ends of their doorbells."""
-
-    def __init__(self) -> None:
-        members = tuple(Member(rank, str(DeviceName(0, "CPU", 0)), 0, "here", 1000 + rank) for rank in range(2))
-        group = GroupInfo("world", 7, 100, members)
-        peer = Peer(0, "i", "here", "127.0.0.1:1", (0, 1), 0)
-        self.topology = GroupTopology.from_peers(group, (peer,), 0, (Tier("ring"),), False)
-        self.poller = Poller()
-        self.doorbells = Doorbells(self.poller, lambda _, __: None, lambda _, __: None, RejectionCounters())
-        self.counters, self.rates = Counters(), RateWindow(time.monotonic())
-        label = GroupLabel("world", 7, 2, (0, 1), (0,))
-        self.recorder = FlightRecorder()
-        self.records = GroupRecords(self.counters, self.rates, GroupRecorder(self.recorder, label))
-        self.reports: list[Report] = []
-        self.ends: list[socket.socket] = []
-        self.budget = MemoryBudget(1 << 30)
-        self.user = MemoryUser()
-        self.sessions: list[SessionBudget] = []
-        self.ended: list[int] = []  # ranks whose sessions have written too much
-        for member in members:
-            session = SessionBudget(self.budget, SESSION_LIMIT, user=self.user)
-            session.expel = partial(self.ended.append, member.rank)
-            self.sessions.append(session)
-            local_rank = LocalRank(member.rank, member, lambda *_: np.zeros(0, np.uint8), -1, holder=session)
-            mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            local_rank.attach_doorbell(theirs)
-            self.ends.append(mine)
-            self.doorbells.local_ranks[member.rank] = local_rank
-            leaf = Leaf("", DType.FLOAT32, (COUNT,))
-            self.describe(local_rank, SUMS, AllReduce(ReduceOp.SUM), (leaf,))
-            self.describe(local_rank, BARRIERS, Barrier(), ())
-        self.watch, self.tracker = self.begin(100, 0)
-
-    def describe(self, local_rank: LocalRank, number: int, operation: Operation, leaves: tuple[Leaf, ...]) -> None:
-        collective = Collective(operation, "*" if leaves else "", leaves, site=f"train.py:{number}")
-        prepared = prepare(collective, local_rank.rank, self.topology)
-        local_rank.prepared[number + 10 * local_rank.rank] = prepared
-
-    def begin(self, generation: int, start: int) -> tuple[SegmentWatch, InstanceTracker]:
-        tracker = InstanceTracker(7, generation, (0, 1), 60.0, time.monotonic(), start)
-        coordinator = CoordinatorAccess(self.reports.append)
-        reporter = FaultReporter(self.topology, tracker, "worker 0", coordinator, lambda _: None)
-        return SegmentWatch(self.poller, tracker, reporter, self.doorbells, self.records, self.budget), tracker
-
-    def attach(self, rank: int) -> core.Engine:
-        """Take the seat that this rank is offered."""
-        self.watch.offer(self.doorbells.local_ranks[rank])
-        _, knockers, _, _ = socket.recv_fds(self.ends[rank], messages.MAX_MESSAGE, 1)
-        data, memories, _, _ = socket.recv_fds(self.ends[rank], messages.MAX_MESSAGE, 1)
-        offer = messages.parse_segment(data)
-        engine = segment.attach(memories[0], Geometry.decode(offer.geometry), offer.seat)
-        for descriptor in (*knockers, *memories):
-            os.close(descriptor)
-        return engine
-
-    def close(self) -> None:
-        self.doorbells.close()
-        for end in self.ends:
-            end.close()
-        self.poller.close()
+from collectived_proto.types import DType, ReportKind
+from collectived_runtime.engine.base.memory_budget import MemoryExhausted
+from collectived_runtime.engine.clients.segment import NS
+from collectived_runtime.engine.record.counters import POINT_TO_POINT, SEGMENT
+from collectived_runtime.engine.record.flight_recorder import ProgramSummary
 
 
 @pytest.fixture
@@ -442,4 +343,19 @@ def test_an_end_whose_culprit_a_member_has_made_up_since_is_a_mismatch_that_name
     engine.detach()
     for descriptor in (*knockers, *memories):
         os.close(descriptor)
+    host.watch.close()
+
+
+def test_a_deadline_is_told_with_the_timeout_that_the_caller_gave_not_with_what_was_left_of_it(host: Host) -> None:
+    engines = [host.attach(rank) for rank in range(2)]
+    plan, value, out = plans(engines[0], 0)[0], np.ones(COUNT, np.float32), np.empty(COUNT, np.float32)
+    job = engines[0].submit(plan, (value,), (out,), 40 * NS, None, False, 50 * NS)
+    while host.tracker.instances.get(0) is None:
+        host.watch.look()
+    instance = host.tracker.instances[0]
+    assert instance.timeout == 50.0 and 30 < instance.deadline - time.monotonic() <= 40
+    carry_out(engines[1], 1, sums=1)
+    finish(job)
+    for engine in engines:
+        engine.detach()
     host.watch.close()

@@ -1,0 +1,75 @@
+"""A rank whose group has ranks of other workers, too: it folds small values with those of its host, in their segment.
+
+All else it submits over its doorbell, in one order with what goes by the segment. The segment only says that nothing
+completes any more: why, and for whom, all ranks hear over their doorbells, as of what they submit there.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from collectived.calls.buffers import ArenaAddress
+from collectived.calls.call import ALL_PACKS, Call
+from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
+from collectived.calls.prepare import PreparedCall
+from collectived.shared.doorbell import Doorbell
+from collectived.shared.segment_call import SegmentCall
+from collectived.shared.segment_channel import SegmentChannel
+from collectived.values import nest
+from collectived.values.leaves import Array
+from collectived_native import core
+from collectived_proto.deadline import Deadline
+from collectived_proto.ipc import messages
+
+
+class SpanningChannel(SegmentChannel):
+    """One rank's place in the segment of its generation, beside the place of its worker."""
+
+    def make_call(
+        self, prepared: PreparedCall, arrays: list[Array], located: list[ArenaAddress | None] | None, spec: nest.Spec
+    ) -> Call:
+        if self._engines.folds(prepared):
+            return SegmentCall(prepared, arrays, spec)
+        return Doorbell.make_call(self, prepared, arrays, located, spec)
+
+    def _try_submit(
+        self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
+    ) -> bool:
+        if not self._engines.is_declined and self.rank_state.verdict is None:
+            self._require_engine()  # numbers are its
+        return super()._try_submit(call, timeout, deadline, addresses)
+
+    def _has_room(self, post: bool) -> bool:
+        engine = self._engines.get(self.rank_state.generation)  # of a generation that may have begun since
+        return (self._engines.is_declined or engine is not None) and super()._has_room(post)
+
+    def _assign_number(self, call: Call) -> None:
+        engine = self._engines.get(self.rank_state.generation)
+        if engine is None or call.prepared.is_p2p:
+            super()._assign_number(call)
+            return
+        # One count with what goes by the segment. From here on it may have its number.
+        call.assign_instance(self.rank_state.generation, engine.next_instance())
+        call.assign_instance(self.rank_state.generation, engine.skip())
+
+    def _fail(self, call: SegmentCall, reason: int) -> None:
+        """Nothing completes any more: the call waits for its verdict, over the doorbell; for a while here."""
+        if reason == core.WORKER:
+            super()._fail(call, reason)
+            return
+        if not call.is_asked:
+            call.is_asked = True
+            self._ask(call)
+        end = monotonic() + SIGNAL_CHECK_INTERVAL
+        if not self._lead(call, ALL_PACKS, end, self._cancel_call):
+            self._leader_follower.wait_as_follower(call, ALL_PACKS, min(end, call.cutoff))
+            self._check_cutoff(call)
+
+    def _ask(self, call: SegmentCall) -> None:
+        self._last_received = monotonic()
+        asked = messages.Submit(call.generation, call.prepared.id, call.instance, 0.0, False, ())
+        if not self._send(asked.encode(), call):
+            self.poll()  # a worker that has ended in order has said why before
+            with self.mutex:
+                self._mark_lost("it takes no more messages")
+            self.callbacks.dispatch()

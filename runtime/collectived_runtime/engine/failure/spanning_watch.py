@@ -1,0 +1,214 @@
+"""What a group loop does about the segment of its ranks where other workers have ranks of the group, too.
+
+The ranks fold their values there. This worker takes the partial sums to the other workers and brings the results; it
+has a seat of its own, without which nothing completes. So it knows of every instance, as where ranks submit over the
+doorbell: deadlines are watched, contracts compared and verdicts reached as there, and the segment's word says no more
+than that the generation is over. What is not folded goes over the doorbell, in one order with what is.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from collectived_native import core
+from collectived_proto.across import meets_in_segment
+from collectived_proto.ipc import messages
+from collectived_proto.types import Verdict
+from collectived_runtime.engine.base.memory_budget import MemoryBudget
+from collectived_runtime.engine.base.poller import Poller
+from collectived_runtime.engine.clients.doorbells import Doorbells
+from collectived_runtime.engine.clients.local_rank import LocalRank
+from collectived_runtime.engine.failure.reporter import FaultReporter
+from collectived_runtime.engine.failure.segment_watch import SegmentWatch
+from collectived_runtime.engine.record.group_records import GroupRecords
+from collectived_runtime.engine.run.crossing import WorkerSeat
+from collectived_runtime.engine.submit.contracts import PreparedCollective
+from collectived_runtime.engine.submit.tracker import Arrival, Instance, InstanceTracker
+
+_LOOK_SECONDS = 0.02  # after which it is told which ranks have come, if not all have
+
+Fail = Callable[[LocalRank, int, Verdict], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Early:
+    """A submission over the doorbell whose turn has not come: what is before it is yet to be seen in the segment."""
+
+    local_rank: LocalRank
+    submission: messages.Submit
+    fail: Fail
+    deadline: float  # inf: none, or it has ended the open instance
+
+
+class SpanningWatch(SegmentWatch):
+    """Follows one generation's segment, and has a seat in it.
+
+    Args:
+        submit: takes a submission once those before it are known.
+    """
+
+    spans_hosts = True
+
+    def __init__(
+        self,
+        poller: Poller,
+        tracker: InstanceTracker,
+        reporter: FaultReporter,
+        doorbells: Doorbells,
+        records: GroupRecords,
+        budget: MemoryBudget,
+        submit: Callable[[LocalRank, messages.Submit], None],
+    ) -> None:
+        super().__init__(poller, tracker, reporter, doorbells, records, budget)
+        self._submit = submit
+        self._early: list[_Early] = []
+        try:
+            self.seat = WorkerSeat(self._segment.take_seat(), len(self._segment.ranks))
+        except BaseException:
+            self._segment.close()
+            raise
+        self.attend()
+
+    def carries(self, prepared: PreparedCollective | None) -> bool:
+        most = self._segment.most_in_a_tick
+        return prepared is not None and meets_in_segment(prepared.collective, prepared.layout, most)
+
+    # Submissions over the doorbell
+
+    def answer(
+        self, local_rank: LocalRank, prepared: PreparedCollective, submission: messages.Submit, fail: Fail
+    ) -> bool:
+        if self.carries(prepared):
+            return super().answer(local_rank, prepared, submission, fail)
+        progress = self._tracker.progress[local_rank.rank]
+        if submission.instance > progress.received + 1:
+            self.look()
+        if not progress.received + 1 < submission.instance <= progress.received + messages.MAX_OUTSTANDING:
+            return False
+        if any(one.local_rank is local_rank and one.submission.instance == submission.instance for one in self._early):
+            raise messages.MalformedMessage(f"instance {submission.instance} twice")
+        deadline = time.monotonic() + submission.remaining if submission.remaining else math.inf
+        early = _Early(local_rank, submission, fail, deadline)
+        verdict = self._tracker.find_verdict(submission.instance)
+        if verdict is None:
+            self._early.append(early)
+        else:
+            self._fail_early(early, verdict)
+        return True
+
+    def _take_description(self, rank: int, prepared: PreparedCollective, instance: int) -> None:
+        if instance == self._tracker.next_number and not self._read_word()[2]:
+            raise messages.MalformedMessage(f"{prepared.op} by a message, for which its ranks meet in shared memory")
+        super()._take_description(rank, prepared, instance)  # of a later one a rank may know that it cannot complete
+
+    def _take_early(self) -> None:
+        """Take submissions whose turn has come; also of a rank that has just been lost, for they are its last ones."""
+        for early in tuple(self._early):
+            progress = self._tracker.progress[early.local_rank.rank]
+            is_due = early.submission.instance <= progress.received + 1
+            if early in self._early and (is_due or progress.has_departed):  # else it was taken meanwhile
+                self._early.remove(early)
+                if not progress.has_departed:
+                    submit = partial(self._submit, early.local_rank, early.submission)
+                    self._doorbells.carry_out(early.local_rank, submit)
+
+    def _fail_early(self, early: _Early, verdict: Verdict) -> None:
+        progress = self._tracker.progress[early.local_rank.rank]
+        progress.received = max(progress.received, early.submission.instance)
+        early.fail(early.local_rank, early.submission.instance, verdict)
+
+    def has_open(self, before: int) -> bool:
+        return any(early.submission.instance < before for early in self._early)
+
+    # What the ranks do in the segment
+
+    def _on_knock(self) -> None:
+        if self._read_word()[2]:
+            self.look()
+            return
+        number = self._tracker.next_number
+        instance = self._tracker.instances.get(number)
+        if instance is None or not instance.started:
+            if self.seat.engine.attend(number):
+                self._take_arrivals()
+            else:  # most likely the others come in a moment
+                self._look_at = min(self._look_at, time.monotonic() + _LOOK_SECONDS)
+
+    def attend(self) -> None:
+        """Have this worker rung when all local ranks have come to what is next; take it in if they have."""
+        if self.seat.engine.attend(self._tracker.next_number):
+            self._take_arrivals()
+
+    def _take_arrivals(self) -> None:
+        complete, _, reason = self._read_word()
+        if reason:
+            self.look()
+        else:
+            self._read_seats(complete, time.monotonic())
+            self._take_early()
+
+    def look(self) -> None:
+        super().look()
+        self._take_early()
+
+    def _take_in_completed(self, now: float) -> tuple[int, int, int]:
+        return self._read_word()  # the group loop knows itself what has been done
+
+    def _read_word(self) -> tuple[int, int, int]:
+        """The same, as far as it agrees with what this worker knows: nothing completes without it."""
+        number = self._tracker.next_number
+        complete, culprit, reason = self._segment.watcher.decided()
+        if complete == number or (reason and complete < number):
+            return number, culprit, reason
+        return number, core.WORKER_SEAT, core.NONSENSE
+
+    def _record_arrival(self, rank: int, number: int, arrival: Arrival, remaining: float, asked: float) -> None:
+        if not self._tracker.record_arrival(rank, number, arrival, remaining, asked):
+            self._report_mismatch(number, arrival.prepared.flaw)
+
+    def finish(self, instance: Instance) -> None:
+        """Say in the segment that an instance is complete that was not carried out there, and go on to the next."""
+        if not self.carries(instance.reference):
+            self._segment.watcher.complete(instance.number)
+        self.attend()
+
+    # The end
+
+    def on_stopped(self) -> None:
+        """The segment did not let an instance go on: it says why, or what no rank could have written."""
+        self._segment.watcher.abort(core.NONSENSE, core.WORKER_SEAT)  # which counts if it says nothing
+        self._look_at = time.monotonic()
+
+    def apply_verdict(self, verdict: Verdict) -> None:
+        super().apply_verdict(verdict)
+        covered = [early for early in self._early if early.submission.instance >= verdict.from_instance]
+        self._early = [early for early in self._early if early not in covered]
+        for early in covered:
+            self._fail_early(early, verdict)
+
+    def _settle(self, rank: int, first: int) -> None:
+        self.look()
+        instance, progress = self._tracker.instances.get(first), self._tracker.progress[rank]
+        if instance is not None and self.carries(instance.reference):  # its value has not come wholly
+            progress.submitted = min(progress.submitted, first - 1)
+
+    def next_deadline(self) -> float:
+        return min(super().next_deadline(), min((early.deadline for early in self._early), default=math.inf))
+
+    def _expire(self, now: float) -> None:
+        """What waits for its turn ends the open instance at its deadline; of all others the verdict does."""
+        due = [early for early in self._early if early.deadline <= now]
+        for early in due:
+            early.deadline = math.inf
+        if due and not self._reported:
+            self._segment.watcher.expire(self._tracker.next_number)
+            self.look()
+
+    def close(self) -> None:
+        self._segment.watcher.abort(core.STOPPED, core.WORKER_SEAT)  # whoever comes now asks why
+        self.seat.close()
+        self._segment.close()
