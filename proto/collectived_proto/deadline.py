@@ -44,27 +44,37 @@ class Patience:
 
     Attributes:
         at: when the current step ends, by the clock of `time.monotonic`.
-        steps_left: with the current one.
     """
 
-    __slots__ = ("_step", "at", "steps_left")
+    __slots__ = ("_step", "_steps_left", "at")
 
-    def __init__(self, seconds: float, begin: float, steps: int = 5) -> None:
+    def __init__(self, seconds: float, begin: float, steps: int) -> None:
         self._step = seconds / steps
-        self.steps_left = steps
+        self._steps_left = steps
         self.at = begin + self._step
 
     @property
-    def seconds_left(self) -> float:
-        """At least, counted from the begin of the current step."""
-        return self.steps_left * self._step
+    def end(self) -> float:
+        """When the wait is over unless this process is late."""
+        return self.at + (self._steps_left - 1) * self._step
 
     def is_over(self, now: float) -> bool:
         """Note that this process looks; to be called at `at`, and at any other time."""
-        if now >= self.at and self.steps_left:
-            self.steps_left -= 1
+        if now >= self.at and self._steps_left > 0:
+            self._steps_left -= 1
             self.at = now + self._step
-        return not self.steps_left
+        return self._steps_left <= 0
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether this is the last step."""
+        return self._steps_left == 1
+
+    def skip(self, now: float) -> None:
+        """Note that this process was not to look before: what has passed by the clock has passed, but for the end."""
+        while now >= self.at and self._steps_left > 2:
+            self._steps_left -= 1
+            self.at += self._step
 
 
 def check_drain_timeout(seconds: float) -> None:

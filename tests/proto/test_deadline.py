@@ -33,4 +33,19 @@ def test_a_step_counts_once_however_late_its_end_is_seen(late: float) -> None:
 def test_looking_more_often_than_steps_end_makes_no_difference() -> None:
     patience, looks = Patience(1.0, begin=0.0, steps=4), [i / 64 for i in range(128)]
     assert next(now for now in looks if patience.is_over(now)) == 1.0
-    assert patience.seconds_left == 0.0 and patience.is_over(0.0)
+    assert patience.is_over(0.0)
+
+
+def test_what_has_passed_before_anybody_was_to_look_has_passed() -> None:
+    patience = Patience(1.0, begin=0.0, steps=4)
+    patience.skip(0.6)
+    assert (patience.at, patience.end) == (0.75, 1.0) and not patience.is_over(0.6)
+    patience.skip(7.0)
+    assert patience.at <= 7.0 and not patience.is_ending, "somebody is to look before it is over"
+    assert not patience.is_over(7.0) and patience.is_ending and patience.is_over(7.25)
+
+
+def test_the_end_of_a_wait_moves_by_what_a_step_was_seen_late() -> None:
+    patience = Patience(1.0, begin=0.0, steps=4)
+    assert patience.end == 1.0 and not patience.is_over(0.375)
+    assert patience.end == 1.125

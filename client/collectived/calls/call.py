@@ -12,7 +12,7 @@ import numpy as np
 from collectived.arguments import escape_surrogates
 from collectived.calls.buffers import ArenaAddress, Backing, ResultBuffer
 from collectived.calls.prepare import PreparedCall
-from collectived.calls.timeout import DEADLINE_GRACE, GRACE_STEPS
+from collectived.calls.timeout import DEADLINE_GRACE, GRACE_STEPS, MOST_RENEWALS
 from collectived.errors import InternalError
 from collectived.values import nest
 from collectived.values.leaves import Array
@@ -53,6 +53,7 @@ class Call:
             `DeviceCall.record_input_event`.
         is_stream_ordered: whether its caller may go on in stream order, before it has ended; see
             `DeviceCall.request_stream_order`.
+        probe: the answer of its worker to the question whether it lives, asked before a wait for it gives up.
         source: of a receive from any rank that has ended well: the rank that sent what it brings.
         launched: the event of the worker that stands behind all of it on the device, while it is in flight.
     """
@@ -62,10 +63,10 @@ class Call:
     has_input_event = False
     is_stream_ordered = False
     __slots__ = (
-        "_backing", "_leaves", "_input_addresses", "_patience", "arrays", "has_awaiter", "callbacks", "complete",
-        "is_async", "is_lent", "copy_seconds", "cutoff", "generation", "instance", "launched", "out", "completed_packs",
-        "prepared", "retired", "result_buffer", "source", "spec", "staging", "timeout", "error_sink", "verdict",
-        "waiting",
+        "_backing", "_leaves", "_input_addresses", "_patience", "_renewals", "arrays", "has_awaiter", "callbacks",
+        "complete", "is_async", "is_lent", "copy_seconds", "cutoff", "generation", "instance", "launched", "out",
+        "completed_packs", "prepared", "probe", "retired", "result_buffer", "source", "spec", "staging", "timeout",
+        "error_sink", "verdict", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +80,8 @@ class Call:
         self.timeout = self.copy_seconds = 0.0
         self.cutoff = math.inf
         self._patience: Patience | None = None
+        self._renewals = MOST_RENEWALS
+        self.probe: Any = None  # a `in_flight.PingReply`
         self.generation = 0
         self.instance = -1
         self.completed_packs: list[int] = []
@@ -106,6 +109,28 @@ class Call:
         """Set when its worker is to end it, by the clock of `time.monotonic`: the worker's patience begins then."""
         self._patience = Patience(DEADLINE_GRACE, at, GRACE_STEPS)
         self.cutoff = self._patience.at
+
+    @property
+    def patience_end(self) -> float:
+        """When a wait for it gives up by itself, unless this process is late; inf where there is no deadline."""
+        return self.cutoff if self._patience is None else self._patience.end
+
+    def begin_wait(self, now: float) -> None:
+        """Note that nobody has waited for it until now, as its worker has had time all the same."""
+        if self._patience is not None:
+            self._patience.skip(now)
+            self.cutoff = self._patience.at
+
+    @property
+    def is_patience_ending(self) -> bool:
+        return self._patience is not None and self._patience.is_ending
+
+    def renew_patience(self, now: float) -> bool:
+        """Begin to wait anew, for its worker lives; False where that has been done often enough."""
+        self._renewals -= 1
+        self.probe = None
+        self.set_deadline(now)
+        return self._renewals >= 0
 
     def is_overdue(self, now: float) -> bool:
         """Whether the worker has not ended it in time, and a wait for it gives up; to be asked at `cutoff`."""

@@ -190,6 +190,7 @@ class RankChannel(ABC):
         self._wait(call, ALL_PACKS, math.inf, lambda _: None)
 
     def _wait(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> None:
+        call.begin_wait(monotonic())
         try:
             while not call.is_ready(packs):
                 self.check_usable()
@@ -208,9 +209,14 @@ class RankChannel(ABC):
         return False
 
     def _check_cutoff(self, call: Call) -> None:
-        if not call.complete and call.is_overdue(monotonic()):
-            verdict = self.rank_state.make_overdue_verdict(call, self._worker)
-            self._end_generation(verdict, self._cutoff_ack_timeout)
+        now = monotonic()
+        if not call.complete and now >= call.cutoff and call.is_overdue(now):
+            self._on_overdue(call)
+
+    def _on_overdue(self, call: Call) -> None:
+        """The worker has not ended it in time: ends the generation."""
+        verdict = self.rank_state.make_overdue_verdict(call, self._worker)
+        self._end_generation(verdict, self._cutoff_ack_timeout)
 
     @abstractmethod
     def poll(self) -> None:

@@ -14,6 +14,7 @@ DEADLINE_GRACE = (
     0.21  # seconds after its deadline in which a call may still hear from the worker; within 0.25 it has ended
 )
 GRACE_STEPS = 7  # of that, each of which counts once on a machine that is late: see `Patience`
+MOST_RENEWALS = 4  # times that it begins anew for a worker that answers, and has not said yet what it is to say
 MAX_REASON_LENGTH = 4096  # characters of what an abort says
 
 _MIN_SECONDS = 0.01  # seconds for what must be tried once at least; 0 means something else to sockets

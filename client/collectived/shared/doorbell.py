@@ -105,7 +105,7 @@ class Doorbell(RankChannel):
         return submit.encode()
 
     def _send(self, message: bytes, call: Call) -> bool:
-        return seqpacket.send(self._socket, message, min(_SEND_TIMEOUT, max(0.0, call.cutoff - monotonic())))
+        return seqpacket.send(self._socket, message, min(_SEND_TIMEOUT, max(0.0, call.patience_end - monotonic())))
 
     def _record_input_event(self, call: Call) -> tuple[int, tuple[bytes, ...]]:
         """The number of its event, of which as many serve in turn as there may be calls in flight.
@@ -161,6 +161,17 @@ class Doorbell(RankChannel):
                 self._ping()
             if now >= until:
                 return
+
+    def _check_cutoff(self, call: Call) -> None:
+        super()._check_cutoff(call)
+        if call.is_patience_ending and call.probe is None and not call.complete:
+            with self.mutex:
+                call.probe = self._send_ping()
+
+    def _on_overdue(self, call: Call) -> None:
+        """A worker that answers is only late: it has yet to say what others decide with it."""
+        if not (call.probe is not None and call.probe.received and call.renew_patience(monotonic())):
+            super()._on_overdue(call)
 
     def poll(self) -> None:
         """Reads what has come, without waiting."""

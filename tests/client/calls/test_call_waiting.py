@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import collectived as cd
-from collectived.calls.timeout import DEADLINE_GRACE
+from collectived.calls.timeout import DEADLINE_GRACE, MOST_RENEWALS
 from collectived.errors import Code
 from collectived.shared import doorbell
 from collectived_proto.ipc import messages
@@ -27,7 +28,7 @@ def silent(ring: messages.Submit) -> list[bytes]:
 
 def test_a_worker_that_does_not_answer_is_given_up_a_quarter_second_after_the_deadline(make: Any, delays: Any) -> None:
     setting = make(rank=1)
-    setting.far.answer = silent
+    setting.far.answer, setting.far.pong = silent, False
     began = time.monotonic()
     says = (
         r"^barrier\(\) \(instance 0 of group 'train', test_call_waiting.py:\d+\) did not complete within "
@@ -41,6 +42,68 @@ def test_a_worker_that_does_not_answer_is_given_up_a_quarter_second_after_the_de
     assert [member.rank for member in e.value.missing] == [1], "as the others are told"
     with pytest.raises(cd.errors.DeadlineExceededError):
         setting.group.barrier()
+
+
+def test_a_worker_that_lives_and_is_late_is_waited_for(make: Any) -> None:
+    """Another one may have to say first what both are to tell their clients."""
+    setting = make()
+    rings: list[messages.Submit] = []
+    asked: list[bytes] = []
+
+    def remember(ring: messages.Submit) -> list[bytes]:
+        rings.append(ring)
+        return []
+
+    setting.far.answer = remember
+
+    def answer_at_last(message: bytes) -> None:
+        on_doorbell(message)
+        if messages.parse_type(message) is messages.MessageType.PING:
+            asked.append(message)
+            if len(asked) == 3:
+                for answer in setting.far.complete(rings[0]):
+                    setting.far.doorbell.send(answer)
+
+    on_doorbell, setting.far.on_doorbell = setting.far.on_doorbell, answer_at_last
+    began = time.monotonic()
+    assert setting.group.all_reduce("sum", 1, timeout=0.05) == 2
+    assert len(asked) == 3 and time.monotonic() - began >= 2 * DEADLINE_GRACE
+
+
+def test_a_worker_that_lives_and_says_nothing_is_given_up_at_last(make: Any) -> None:
+    setting = make()
+    setting.far.answer = silent
+    began = time.monotonic()
+    with pytest.raises(cd.errors.DeadlineExceededError, match="has not answered"):
+        setting.group.barrier(timeout=0.05)
+    assert time.monotonic() - began >= (1 + MOST_RENEWALS) * DEADLINE_GRACE
+
+
+def test_what_a_worker_has_not_ended_in_time_is_given_up_soon_once_it_is_waited_for(make: Any, delays: Any) -> None:
+    def story() -> None:
+        setting = make(rank=1)
+        setting.far.answer, setting.far.pong = silent, False
+        work = setting.group.barrier(async_op=True, timeout=0.1)
+        time.sleep(0.1 + 2 * DEADLINE_GRACE)
+        late = time.monotonic()
+        with pytest.raises(cd.errors.DeadlineExceededError, match="has not answered"):
+            work.result()
+        assert time.monotonic() - late < DEADLINE_GRACE / 2 + delays.room
+
+    delays.hold(story)
+
+
+def test_who_looks_seldom_looks_in_vain_no_more_often(make: Any) -> None:
+    setting = make(rank=1)
+    setting.far.answer, setting.far.pong = silent, False
+    work = setting.group.barrier(async_op=True, timeout=0.1)
+    time.sleep(0.1 + DEADLINE_GRACE)
+    for _ in range(2):  # asks the worker whether it lives, and has had no answer
+        assert not work.done()
+        with contextlib.suppress(TimeoutError):
+            work.result(timeout=0.001)
+        time.sleep(DEADLINE_GRACE)
+    assert work.done()
 
 
 def test_without_a_deadline_a_silent_worker_is_asked_whether_it_lives(

@@ -87,9 +87,10 @@ class PeerConsensus:
                 case TakeVerdict(verdict):
                     self._apply_verdict(verdict)
                 case TellVerdict(verdict, final, only):
+                    word = verdict_to_proto(verdict).SerializeToString()
                     for place, peer in enumerate(peers):
                         if place != self._topology.place and only in (None, peer.task):
-                            self._send(place, verdict, final)
+                            self._send(place, word, final)
 
     def notify_excluded(self, verdict: Verdict) -> None:
         """The coordinator has given a worker up that may live all the same: its own ranks are to hear of it too."""
@@ -101,7 +102,7 @@ class PeerConsensus:
         left = [place for place in range(len(topology.peers)) if place not in gone]
         if gone and topology.place in left[:MAX_FORWARDERS]:
             for place in gone:
-                self._send(place, verdict, True)
+                self._send(place, verdict_to_proto(verdict).SerializeToString(), True)
 
     @property
     def idle(self) -> bool:
@@ -124,9 +125,8 @@ class PeerConsensus:
         for way_in in self._in:
             way_in.close()
 
-    def _send(self, place: int, verdict: Verdict, final: bool) -> None:
+    def _send(self, place: int, word: bytes, final: bool) -> None:
         self._send_until = time.monotonic() + SEND_SECONDS
-        word = verdict_to_proto(verdict).SerializeToString()
         key = self._topology.group.key
         kind = frames.FrameKind.VERDICT
         said = _FINAL if final else 0

@@ -27,6 +27,7 @@ _DEPARTURES = (ReportKind.LEFT, ReportKind.LOST, ReportKind.ABORT)
 _EARLY_SECONDS = 0.05  # by which a deadline may be taken for passed before it has, for ranks count theirs themselves
 _ANY = -1  # whatever instance comes next
 DECIDE_ALONE_SECONDS = 0.1  # how long a group loop waits for the coordinator's verdict before it decides for itself
+DECIDE_ALONE_STEPS = 2  # with those of a listening fewer than a client's, which is to be late no less often
 MISMATCH_DECIDE_ALONE_SECONDS = 1.0  # the same where nothing but the truth about who differs is waited for
 NCCL_DECIDE_ALONE_SECONDS = (
     1.0  # the same where NCCL failed, after the time in which the coordinator finds out who is lost
@@ -238,10 +239,11 @@ class FaultReporter:
             )
 
     def _add_departures(self, ranks: Iterable[int], first: int) -> None:
+        patience = _wait_for_coordinator()
         for rank in ranks:
             self._departed_from[rank] = min(first, self._departed_from.get(rank, first))
             if self._tracker.find_verdict(first) is None:
-                self._pending_departures.setdefault(rank, (_wait_for_coordinator(), False))
+                self._pending_departures.setdefault(rank, (patience, False))
 
     def _find_ranks(self, task: int) -> tuple[int, ...]:
         return next(peer.ranks for peer in self._topology.peers if peer.task == task)
@@ -346,7 +348,7 @@ class FaultReporter:
             patience, counts = _wait_for_coordinator(self._decision_delay(report.kind)), report
             if first in self._pending_decisions:
                 earlier_patience, earlier = self._pending_decisions[first]
-                patience = min(patience, earlier_patience, key=lambda one: one.seconds_left)
+                patience = min(earlier_patience, patience, key=lambda one: one.end)
                 counts = report if _is_more_specific(report, earlier) else earlier
             self._pending_decisions[first] = (patience, counts)
         self._send_report(report)
@@ -410,7 +412,7 @@ class FaultReporter:
 
 def _wait_for_coordinator(seconds: float | None = None) -> Patience:
     """From now on."""
-    return Patience(DECIDE_ALONE_SECONDS if seconds is None else seconds, time.monotonic())
+    return Patience(DECIDE_ALONE_SECONDS if seconds is None else seconds, time.monotonic(), DECIDE_ALONE_STEPS)
 
 
 def _is_more_specific(report: Report, earlier: Report) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from collectived_native import core
 from collectived_native.segment import SeatState, Total
+from collectived_proto.deadline import Patience
 from collectived_proto.ipc import messages
 from collectived_proto.report.bandwidth import BUS_FACTORS
 from collectived_proto.types import ReportKind, Verdict
@@ -79,7 +80,7 @@ class SegmentWatch:
         self._messages = MessageTotals()
         self._history = SegmentHistory(ranks, start)
         self._look_at = math.inf
-        self._explain_by = math.inf  # when to say for a rank why it has ended the generation
+        self._patience: Patience | None = None  # with a rank that has ended the generation, and has not said why
         self._reported = False  # why the generation is over
 
     def offer(self, local_rank: LocalRank) -> None:
@@ -130,7 +131,7 @@ class SegmentWatch:
         return known is not None and len(known.arrivals) == len(self._tracker.progress)
 
     def _report_mismatch(self, instance: int, text: str = "") -> None:
-        self._explain_by, self._reported = math.inf, True
+        self._patience, self._reported = None, True
         self._reporter.report_fault(ReportKind.MISMATCH, instance, text=text)
 
     def has_open(self, before: int) -> bool:
@@ -269,7 +270,7 @@ class SegmentWatch:
             self._doorbells.drop(self._doorbells.local_ranks[rank], "it has written nonsense into shared memory")
         elif reason in (core.MISMATCH, core.NONSENSE) or (reason in _ENDED_BY_A_RANK and rank >= 0):
             # Ranks say more in a moment.
-            self._explain_by = min(self._explain_by, now + _EXPLAIN_SECONDS)
+            self._patience = self._patience or Patience(_EXPLAIN_SECONDS, now, steps=4)
 
     def lost(self, rank: int) -> None:
         """A rank's process is gone; what it has published wholly may still complete."""
@@ -294,7 +295,7 @@ class SegmentWatch:
     def apply_verdict(self, verdict: Verdict) -> None:
         """Nothing that a verdict covers completes any more."""
         self._reported = self._reported or not verdict.orderly
-        self._explain_by = math.inf
+        self._patience = None
         reason = core.LEFT if verdict.orderly else core.STOPPED
         self._segment.watcher.limit(verdict.from_instance, reason, core.WORKER_SEAT)
         self.look()
@@ -304,14 +305,14 @@ class SegmentWatch:
         self._segment.watcher.set_waiting(waiting)
 
     def next_deadline(self) -> float:
-        return min(self._look_at, self._explain_by)
+        return self._look_at if self._patience is None else min(self._look_at, self._patience.at)
 
     def on_timer(self, now: float) -> None:
         """Look again, and do what is due."""
         if self._tracker.next_deadline() <= now or self.next_deadline() <= now:
             self.look()
         self._expire(now)
-        if self._explain_by <= now:
+        if self._patience is not None and self._patience.is_over(now):
             self._explain()
 
     def _expire(self, now: float) -> None:
@@ -323,7 +324,7 @@ class SegmentWatch:
 
     def _explain(self) -> None:
         """Report the end of the generation for ranks that have not said more about it."""
-        self._explain_by = math.inf
+        self._patience = None
         complete, culprit, reason = self._read_word()
         rank = self._find_rank(culprit)
         if reason == core.MISMATCH:

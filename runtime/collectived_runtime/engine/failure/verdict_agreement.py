@@ -7,8 +7,8 @@ tell each other. The rule is one for both, whatever comes first:
   verdict with the lowest `precedence` is the best. So every worker says what is the best that it knows.
 - What all have said alike counts. A worker's word only gets better, and two verdicts would need the word of every
   worker each: however long messages take, one verdict comes of it.
-- Who is silent for `listen_seconds` is given up, for it may be dead, and what is best then counts. This alone depends
-  on time: workers that live agree if a message takes at most a quarter of that.
+- Who has not said the same within `listen_seconds` is given up, for it may be dead, and what is best then counts. This
+  alone depends on time: workers that live agree if a message takes at most a quarter of that.
 - What counts on one worker, and its clients have been told, is *final* for the others, who are told so.
 - A verdict of the coordinator is final where nobody has spoken. A little later it is one word more, and goes before
   others about the same instance; then it comes too late. So does what a worker would add that has spoken.
@@ -24,7 +24,8 @@ from collectived_proto.deadline import Patience
 from collectived_proto.types import Verdict
 
 BY_COORDINATOR = "coordinator"
-_STEPS = 6  # of a listening; in the first one the coordinator is still heard
+LISTEN_STEPS = 2
+_STILL_HEARD = 1 / 6  # of a listening, the coordinator
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class VerdictAgreement:
         self._best: dict[_Topic, Verdict] = {}  # what this worker has said, and has not taken
         self._words: dict[int, dict[_Topic, Verdict]] = {}  # what each of the others has said last
         self._late: list[Verdict] = []  # what came when it was too late to tell the others
-        self._patience: Patience | None = None  # with those who are silent
+        self._patience: Patience | None = None  # with those who have not said the same
+        self._heard_until = math.inf  # by the coordinator
 
     @property
     def next_deadline(self) -> float:
@@ -79,21 +81,22 @@ class VerdictAgreement:
         if not self._best:
             return self._take(verdict)
         self._late.append(verdict)  # where another one is taken it is passed on all the same
-        if self._patience is None or self._patience.is_over(now) or self._patience.steps_left < _STEPS:
+        if now > self._heard_until:
             return []
         return self._propose(verdict, now) + self._settle_if_agreed(now)
 
     def hear_worker(
         self, task: int, verdict: Verdict, final: bool, now: float, improved: Verdict | None = None
     ) -> list[AgreementEffect]:
-        """What worker `task` has decided, or has been told. `improved`: the same with what this worker knows."""
+        """What worker `task` has decided, or has been told. `improved`: the same with what this worker knows of it."""
         if final:
             return self._take_final(verdict, now)
         self._words.setdefault(task, {})[_topic(verdict)] = verdict
         if self._is_decided(verdict):
-            told = [TellVerdict(known, final=True, only=task) for known in self._taken if _covers(known, verdict)]
-            return self._announce() + told
-        return self._propose(improved or verdict, now) + self._settle_if_agreed(now)
+            known = [taken for taken in self._taken[: self._announced] if _covers(taken, verdict)]
+            return [TellVerdict(taken, final=True, only=task) for taken in known] + self._announce()
+        best = min(verdict, improved or verdict, key=precedence)
+        return self._propose(best, now) + self._settle_if_agreed(now)
 
     def on_timer(self, now: float) -> list[AgreementEffect]:
         if self._patience is None or not self._patience.is_over(now):
@@ -106,7 +109,9 @@ class VerdictAgreement:
         if self._is_decided(verdict) or (known and precedence(verdict) >= precedence(known)):
             return []
         self._best[_topic(verdict)] = verdict
-        self._patience = self._patience or Patience(self._listen_seconds, now, _STEPS)
+        if self._patience is None:
+            self._patience = Patience(self._listen_seconds, now, LISTEN_STEPS)
+            self._heard_until = now + self._listen_seconds * _STILL_HEARD
         return [*self._announce(), TellVerdict(verdict)]
 
     def _announce(self) -> list[AgreementEffect]:
@@ -147,18 +152,20 @@ class VerdictAgreement:
     def _take(self, verdict: Verdict) -> list[AgreementEffect]:
         if verdict.decided_by != BY_COORDINATOR and self._is_decided(verdict):
             return []
-        self._taken.append(verdict)
+        if verdict not in self._taken:
+            self._taken.append(verdict)
         return [TakeVerdict(verdict)]
 
     def _is_decided(self, verdict: Verdict) -> bool:
         return any(_covers(known, verdict) for known in self._taken)
 
 
-def precedence(verdict: Verdict) -> tuple[int, bool, int, str]:
-    """Of several verdicts the one with the lowest of these counts."""
+def precedence(verdict: Verdict) -> tuple[int, bool, int, str, bool, _Topic]:
+    """Of several verdicts the one with the lowest of these counts; equal ones are of one topic."""
     culprits = (*verdict.missing, *verdict.differing)
     lowest = min((member.rank for member in culprits), default=1 << 32)
-    return verdict.from_instance, verdict.decided_by != BY_COORDINATOR, lowest, verdict.decided_by
+    by_worker = verdict.decided_by != BY_COORDINATOR
+    return verdict.from_instance, by_worker, lowest, verdict.decided_by, not verdict.orderly, _topic(verdict)
 
 
 def _topic(verdict: Verdict) -> _Topic:

@@ -11,19 +11,35 @@ import numpy as np
 import pytest
 from tests.waiting import settle
 
-from collectived.calls.timeout import DEADLINE_GRACE
+from collectived.calls.timeout import DEADLINE_GRACE, GRACE_STEPS
+from collectived_proto.deadline import Patience
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.types import Member, Recv, ReportKind, Send, Verdict
 from collectived_runtime.engine.failure import peer_consensus, reporter
-from collectived_runtime.engine.failure.verdict_agreement import precedence
+from collectived_runtime.engine.failure.verdict_agreement import LISTEN_STEPS, precedence
 from collectived_runtime.transport.link import LinkBroken
 
 
-def test_who_decides_alone_does_so_before_clients_that_hear_nothing_give_up() -> None:
-    """With time to tell the others in a third of a listening more."""
-    alone = reporter.DECIDE_ALONE_SECONDS + peer_consensus.LISTEN_SECONDS
-    assert alone + peer_consensus.LISTEN_SECONDS / 3 <= DEADLINE_GRACE
+@pytest.mark.parametrize("late", [0.0, 0.004, 0.02, 0.1])
+def test_who_decides_alone_does_so_before_clients_that_hear_nothing_give_up(late: float) -> None:
+    """However late all of them wake, and the client of who was told it last hears of it too."""
+    now = late  # after the deadline, which a worker sees then
+    waits = [
+        (reporter.DECIDE_ALONE_SECONDS, reporter.DECIDE_ALONE_STEPS),
+        (peer_consensus.LISTEN_SECONDS, LISTEN_STEPS),
+    ]
+    for seconds, steps in waits:
+        now = find_end(Patience(seconds, now, steps), late)
+    assert now + late + 0.025 <= find_end(Patience(DEADLINE_GRACE, 0.0, GRACE_STEPS), late)
+
+
+def find_end(patience: Patience, late: float) -> float:
+    """When a wait is over for who wakes so late from each step."""
+    now = patience.at + late
+    while not patience.is_over(now):
+        now = patience.at + late
+    return now
 
 
 @pytest.mark.parametrize("hosts", [(1, 1, 1), (2, 1, 2), (1, 3)], ids=str)

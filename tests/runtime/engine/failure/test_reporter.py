@@ -1,4 +1,4 @@
-"""What a worker reports when a frame shows that ranks differ, which may be in an earlier collective than that."""
+"""What a worker reports, and when it decides by itself."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from collectived_proto.types import (
     ReduceOp,
     Report,
     ReportKind,
+    Verdict,
 )
 from collectived_runtime.engine.base.topology import GroupTopology
-from collectived_runtime.engine.failure.reporter import CoordinatorAccess, FaultReporter
+from collectived_runtime.engine.failure import reporter as reporter_module
+from collectived_runtime.engine.failure.reporter import DECIDE_ALONE_SECONDS, CoordinatorAccess, FaultReporter
 from collectived_runtime.engine.submit.contracts import PreparedCollective
 from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker
 
@@ -64,3 +66,58 @@ def test_what_finished_before_without_hearing_from_all_is_compared_first(
         (ReportKind.MISMATCH, instance.number),
     ]
     assert all(report.ranks[0].contract for report in reports) and instance.is_barred
+
+
+class Clock:
+    """In place of `time`."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    fake = Clock()
+    monkeypatch.setattr(reporter_module, "time", fake)
+    return fake
+
+
+def make_reporter(ranks_here: tuple[int, ...], decided: list[Verdict]) -> FaultReporter:
+    members = tuple(Member(rank, f"CPU:{rank}", 0, "host0", 70 + rank) for rank in range(8))
+    group = GroupInfo("job/train", 7, 100, members)
+    elsewhere = tuple(rank for rank in range(8) if rank not in ranks_here)
+    peers = (Peer(0, "i", "host0", "h:1", ranks_here), Peer(1, "i", "host1", "h:2", elsewhere))
+    topology = GroupTopology.from_peers(group, peers, 0, ())
+    tracker = InstanceTracker(7, 100, ranks_here, 1.0, 100.0)
+    return FaultReporter(topology, tracker, "worker 0", CoordinatorAccess(lambda report: None), decided.append)
+
+
+def step(reporter: FaultReporter, clock: Clock) -> None:
+    clock.now = reporter.next_deadline()
+    reporter.on_timer()
+
+
+def test_one_fault_after_another_does_not_put_off_what_is_decided_alone(clock: Clock) -> None:
+    decided: list[Verdict] = []
+    reporter = make_reporter(tuple(range(7)), decided)
+    begin = clock.now
+    for rank in range(7):
+        reporter.report_fault(ReportKind.LOST, -1, rank=rank)
+        clock.now += 0.015
+        if clock.now >= reporter.next_deadline():
+            reporter.on_timer()
+    while not decided:
+        step(reporter, clock)
+    assert clock.now - begin <= 1.5 * DECIDE_ALONE_SECONDS
+
+
+def test_ranks_that_left_with_their_worker_are_told_together(clock: Clock) -> None:
+    decided: list[Verdict] = []
+    reporter = make_reporter((0,), decided)
+    reporter.report_worker_left(1, 0)
+    while not decided:
+        step(reporter, clock)
+    assert [[member.rank for member in verdict.missing] for verdict in decided] == [list(range(1, 8))]

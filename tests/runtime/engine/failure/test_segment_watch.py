@@ -311,7 +311,8 @@ def test_a_number_that_no_rank_can_have_come_to_is_a_mismatch_of_the_instance_th
         [decided] = [place for place in np.flatnonzero(words - before) if words[place] >> np.uint64(24) == 3]
         words[decided] |= np.uint64(1 << 63)
         host.watch.look()
-        host.watch.on_timer(host.watch.next_deadline())
+        for _ in range(4):  # as many steps its patience has
+            host.watch.on_timer(host.watch.next_deadline())
         del words
     [report] = host.reports
     assert (report.kind, report.instance) == (ReportKind.MISMATCH, 3) and "shared memory" in report.text
@@ -336,7 +337,8 @@ def test_an_end_whose_culprit_a_member_has_made_up_since_is_a_mismatch_that_name
         host.watch.look()
         [decided] = np.flatnonzero(words - before == core.ABORTED)
         words[decided] |= 9 << 4  # there is no such seat
-        host.watch.on_timer(host.watch.next_deadline())
+        for _ in range(4):  # as many steps its patience has
+            host.watch.on_timer(host.watch.next_deadline())
         del words
     [report] = host.reports
     assert report.kind is ReportKind.MISMATCH and "shared memory" in report.text

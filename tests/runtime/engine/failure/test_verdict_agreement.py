@@ -53,6 +53,7 @@ class Network:
     events: list[tuple[float, int, int, int, TellVerdict | None]] = field(default_factory=list)
     order: Iterator[int] = field(default_factory=itertools.count)
     sent: int = 0
+    absent: dict[int, int] = field(default_factory=dict)  # ranks of workers that have not come
 
     def __post_init__(self) -> None:
         self.workers = [VerdictAgreement(self.listen, [w for w in WORKERS if w != worker]) for worker in WORKERS]
@@ -73,11 +74,20 @@ class Network:
             if told is None:
                 self._carry_out(worker, mind.on_timer(now), now)
             elif told.only != worker:
-                self._carry_out(worker, mind.hear_worker(told.only or 0, told.verdict, told.final, now), now)
+                improved = self._improve(worker, told.verdict)
+                effects = mind.hear_worker(told.only or 0, told.verdict, told.final, now, improved)
+                self._carry_out(worker, effects, now)
             elif told.verdict is COORDINATOR:
                 self._carry_out(worker, mind.hear_coordinator(told.verdict, now), now)
             elif not self.taken[worker]:  # else it knows already what to tell its ranks
                 self._carry_out(worker, mind.decide_alone(own_words[worker], now), now)
+
+    def _improve(self, worker: int, verdict: Verdict) -> Verdict:
+        if verdict.orderly or verdict.missing or worker not in self.absent:
+            return verdict
+        adds = f"{verdict.message}; worker {worker} adds"
+        missing = (MEMBERS[self.absent[worker]],)
+        return replace(verdict, message=adds, missing=missing, decided_by=f"worker {worker}")
 
     def _next(self) -> tuple[float, int, TellVerdict | None]:
         timers = [(mind.next_deadline + self.lateness[worker], worker) for worker, mind in enumerate(self.workers)]
@@ -124,13 +134,17 @@ def test_every_interleaving_of_a_flood_and_the_coordinators_verdict_ends_in_one(
 
 
 MOMENTS = st.floats(0.0, 8.0)
+FIRST = st.sampled_from((4, 5))
 
 
 @st.composite
 def words(draw: st.DrawFn, worker: int) -> tuple[float, Verdict]:
     """When a worker decides alone, and what."""
-    named = draw(st.sets(st.sampled_from([rank for rank in WORKERS if rank != worker]), max_size=1))
-    return draw(MOMENTS), own(worker, *named, first=draw(st.sampled_from((4, 5))))
+    named, first, orderly = draw(st.tuples(st.sets(st.sampled_from(WORKERS), max_size=1), FIRST, st.booleans()))
+    said = own(worker, *named, first=first)
+    if named and orderly:
+        said = replace(said, orderly=True, message=f"left, says worker {worker}")
+    return draw(MOMENTS), said
 
 
 @settings(max_examples=500, deadline=None)
@@ -138,12 +152,16 @@ def words(draw: st.DrawFn, worker: int) -> tuple[float, Verdict]:
     delays=st.tuples(*[st.floats(0.0, 1000.0)] * len(PAIRS)),
     decided=st.tuples(*[words(worker) for worker in WORKERS]),
     reached=st.tuples(*[MOMENTS | st.just(NEVER)] * len(WORKERS)),
+    absent=st.dictionaries(st.sampled_from(WORKERS), st.sampled_from(WORKERS)),
 )
 def test_three_that_decide_alone_come_to_one_verdict_too(
-    delays: tuple[float, ...], decided: tuple[tuple[float, Verdict], ...], reached: tuple[float, ...]
+    delays: tuple[float, ...],
+    decided: tuple[tuple[float, Verdict], ...],
+    reached: tuple[float, ...],
+    absent: dict[int, int],
 ) -> None:
     """However long messages take: nobody is given up here."""
-    network = Network(dict(zip(PAIRS, delays, strict=True)), listen=1e9)
+    network = Network(dict(zip(PAIRS, delays, strict=True)), listen=1e9, absent=absent)
     network.play(dict(enumerate(decided)), dict(enumerate(reached)))
     assert len(network.outcome(5)) == 1 and "" not in network.outcome(5)
     assert len(network.outcome(4)) == 1
@@ -207,6 +225,30 @@ def test_whoever_hears_of_it_says_what_it_knows_itself() -> None:
     one = VerdictAgreement(LISTEN, [1])
     assert one.hear_worker(1, own(1), False, 0.0, improved=own(0, 0)) == [TellVerdict(own(0, 0))]
     assert one.hear_worker(1, own(0, 0), False, 0.1)[-1] == TakeVerdict(own(0, 0))
+
+
+def test_the_word_of_the_coordinator_is_not_improved() -> None:
+    one = VerdictAgreement(LISTEN, [1])
+    improved = replace(own(0, 0), message="and more")
+    assert one.hear_worker(1, COORDINATOR, False, 0.0, improved)[:1] == [TellVerdict(COORDINATOR)]
+
+
+def test_a_fault_and_a_departure_of_one_rank_said_by_one_worker_are_taken_in_one_order() -> None:
+    """A worker says that its rank has left, and adds to what another says of a deadline that it has not come."""
+    left = replace(own(2, 2), orderly=True, message="left")
+    network = Network(dict.fromkeys(PAIRS, 1.0), listen=1e9, absent={2: 2})
+    network.play({2: (0.0, left), 0: (0.5, own(0))}, {})
+    assert [[one.message for one in taken] for taken in network.taken] == [
+        ["left", f"{own(0).message}; worker 2 adds"]
+    ] * 3
+
+
+def test_who_says_it_again_is_told_once_what_counts() -> None:
+    one = VerdictAgreement(LISTEN, [1, 2])
+    for _ in range(3):  # from a coordinator that was restarted
+        assert one.hear_coordinator(COORDINATOR, 0.0) == [TakeVerdict(COORDINATOR)]
+    assert one.hear_worker(1, own(1), False, 0.1) == [TellVerdict(COORDINATOR, final=True)]
+    assert one.hear_worker(1, own(1), False, 0.2) == [TellVerdict(COORDINATOR, final=True, only=1)]
 
 
 def test_without_the_coordinator_the_lowest_instance_and_rank_counts() -> None:
