@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,8 +56,14 @@ class SegmentCall(Call):
     def set_deadline(self, at: float) -> None:
         self.cutoff = at + DEADLINE_GRACE  # before that the core watches it
 
+    def begin_patience(self, now: float) -> None:
+        """The core waits no longer, for a group of several workers: its own is to say why."""
+        if self.cutoff != math.inf:
+            super().set_deadline(self.cutoff - DEADLINE_GRACE)
+            self.begin_wait(now)
+
     def is_overdue(self, now: float) -> bool:
-        return now >= self.cutoff
+        return now >= self.cutoff if self._patience is None else super().is_overdue(now)
 
     @property
     def is_out_intact(self) -> bool:

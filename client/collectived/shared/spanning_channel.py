@@ -59,6 +59,7 @@ class SpanningChannel(SegmentChannel):
             return
         if not call.is_asked:
             call.is_asked = True
+            call.begin_patience(monotonic())
             self._ask(call)
         end = monotonic() + SIGNAL_CHECK_INTERVAL
         if not self._lead(call, ALL_PACKS, end, self._cancel_call):
