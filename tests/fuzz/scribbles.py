@@ -3,7 +3,8 @@
     python -m tests.fuzz.scribbles ADDRESS NAME RANK ROUNDS SEED
 
 is one rank of three. Each round is a group of its own, in which all carry out the same random collectives and messages.
-Rank 0 scribbles meanwhile. Ranks may get any `CollectiveError` and any numbers; they must not crash or hang.
+Rank 0 scribbles meanwhile. Ranks may get any `CollectiveError`, any numbers, and values that cannot be rebuilt; they
+must not crash or hang.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ HANG_SECONDS = 60.0  # for a round; most of it is patience with a busy machine
 MOST_MEMORY = (
     24 << 30
 )  # of address space, most of it the segment's: lengths that are made up must not fill this machine
+CANNOT_BE_REBUILT = "give a value like it as a template"  # of a value that was received, whose sender says what it is
 _WORD = 8
 _ONES = (1 << 64) - 1
 
@@ -151,6 +153,10 @@ def main(address: str, name: str, rank: int, rounds: int, seed: int) -> int:
                 outcomes["went on"] += 1
             except (cd.errors.CollectiveError, MemoryError) as error:
                 outcomes[type(error).__name__] += 1
+            except ValueError as error:
+                if CANNOT_BE_REBUILT not in str(error):
+                    raise
+                outcomes["cannot be rebuilt"] += 1
             finally:
                 if writing is not None:
                     writing.join()
