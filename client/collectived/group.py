@@ -308,7 +308,7 @@ class Group(Collectives):
             failure = self._on_start_failed(error, terms, calls)
             if failure is None:
                 raise
-            raise failure from error
+            raise failure from (None if isinstance(error, CollectiveError) else error)  # which it says, or knows better
         if work is not None:
             return work.result()
         call = calls[0]

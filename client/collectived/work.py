@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 
 from collectived.calls.call import ALL_PACKS, LAUNCHED, Call
+from collectived.calls.callbacks import call_back
 from collectived.calls.channel import RankChannel
 from collectived.calls.unobserved_errors import UnobservedErrors
 from collectived.values import nest
@@ -127,7 +128,7 @@ class Work(Generic[T_co]):
         if not callable(callback):
             raise TypeError(f"callback must be a function of this Work, got {callback!r}")
         self._channel.check_usable()
-        self._schedule_callback(callback, 0)
+        self._schedule_callback([callback], 0)
 
     def as_completed(self) -> Iterator[tuple[nest.KeyPath, Any]]:
         """(path, result) of every leaf as its pack completes, all leaves of a pack together.
@@ -209,18 +210,24 @@ class Work(Generic[T_co]):
     def _get_pack_leaves(self, call: Call, pack: int) -> list[tuple[nest.KeyPath, Any]]:
         return call.get_pack_leaves(pack)
 
-    def _schedule_callback(self, callback: Callable[[Work[T_co]], object], first: int) -> None:
-        """Calls back once the calls from the first one on have ended; those before it have."""
+    def _schedule_callback(self, once: list[Callable[[Work[T_co]], object]], first: int) -> None:
+        """Calls back once the calls from the first one on have ended; those before it have.
+
+        `once` holds the callback until it is called: where something fails on the way, it is gone again.
+        """
         callbacks = self._channel.callbacks
         for number in range(first, len(self._calls)):
             if not self._calls[number].complete:
-                callbacks.add(self._calls[number], partial(self._schedule_callback, callback, number + 1))
+                callbacks.add(self._calls[number], partial(self._schedule_callback, once, number + 1))
                 return
-        callbacks.add(self._calls[-1], partial(self._run_callback, callback))
+        callbacks.add(self._calls[-1], partial(self._run_callback, once))
 
-    def _run_callback(self, callback: Callable[[Work[T_co]], object]) -> None:
-        self._copy_to_out()
-        callback(self)
+    def _run_callback(self, once: list[Callable[[Work[T_co]], object]]) -> None:
+        try:
+            self._copy_to_out()
+        finally:  # where that fails, `result` says why
+            if once:
+                call_back(partial(once.pop(), self))
 
     def _wait(self, timeout: float | timedelta | None, packs: int = ALL_PACKS, began: float | None = None) -> None:
         """Waits for `timeout` from now on, or from when it `began` by the monotonic clock."""

@@ -60,11 +60,11 @@ class Callbacks:
             if self._dispatch_thread:
                 return
             self._dispatch_thread = me if me == self._waiter else -1
-        if me == self._waiter:
-            self._dispatch_loop()
-            return
         try:
-            _thread(self._dispatch_loop).start()
+            if me == self._waiter:
+                self._dispatch_loop()
+            else:
+                _thread(self._dispatch_loop).start()
         except RuntimeError:  # the interpreter is ending, and starts no more threads
             self._dispatch_loop()
         except BaseException:
@@ -85,8 +85,8 @@ class Callbacks:
             callback = self._due_callbacks.popleft()
             try:
                 callback()
-            except (Exception, SystemExit):  # which would end the thread alone, and leave others uncalled
-                log.exception("a callback of a collective failed")
+            except Exception:  # not of the user's function, but of this process: it may have more memory now
+                call_back(callback)
 
     def _wait_loop(self) -> None:
         self._waiter = threading.get_ident()
@@ -97,6 +97,14 @@ class Callbacks:
                     return
                 call = self._watched_calls.popleft()
             self._wait(call)
+
+
+def call_back(callback: Callable[[], object]) -> None:
+    """Calls it; what it raises would end the thread alone, and leave others uncalled."""
+    try:
+        callback()
+    except (Exception, SystemExit):
+        log.exception("a callback of a collective failed")
 
 
 def _thread(action: Callable[[], object]) -> threading.Thread:

@@ -32,6 +32,7 @@ from collectived.calls.callbacks import Callbacks
 from collectived.calls.described_call import DescribedCall
 from collectived.calls.device_call import DeviceCall
 from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL, LeaderFollower
+from collectived.calls.local_failure import classify_failure
 from collectived.calls.prepare import PreparedCall
 from collectived.calls.rank_state import LocalVerdict, RankState
 from collectived.calls.timeout import MAX_REASON_LENGTH
@@ -63,7 +64,7 @@ class RankChannel(ABC):
     def __init__(self, group: GroupInfo, rank: int, worker: str) -> None:
         self.mutex = threading.Lock()
         self.rank_state = RankState(group, rank)
-        self.callbacks = Callbacks(self.mutex, self._wait_until_done)
+        self.callbacks = Callbacks(self.mutex, self._watch)
         self.invalid_reason = ""
         self._worker = worker
         self._leader_follower = LeaderFollower(self.mutex)
@@ -188,6 +189,21 @@ class RankChannel(ABC):
     def _wait_until_done(self, call: Call) -> None:
         """Waits for a call that no thread of the caller's waits for: the session is closed when it has ended."""
         self._wait(call, ALL_PACKS, math.inf, lambda _: None)
+
+    def _watch(self, call: Call) -> None:
+        """The same in a thread of the library's: where it cannot, the generation ends, and with it the call."""
+        try:
+            self._wait_until_done(call)
+        except Exception as error:
+            self._on_own_failure(error)
+
+    def _on_own_failure(self, error: BaseException) -> None:
+        """This process could not do what nobody will do again: that is the end of the generation."""
+        if not self.rank_state.is_over:
+            cause, text = Cause.ABORTED, type(error).__name__  # such as SystemExit, out of a handler of a signal
+            if isinstance(error, Exception):
+                cause, text = classify_failure(error)
+            self._end_generation(self.rank_state.make_verdict(cause, text), self._cutoff_ack_timeout)
 
     def _wait(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> None:
         call.begin_wait(monotonic())

@@ -25,6 +25,7 @@ from google.protobuf.message import DecodeError
 
 from collectived.arguments import escape_surrogates
 from collectived.calls.buffers import Description
+from collectived.calls.local_failure import classify_failure
 from collectived.calls.timeout import Timeout
 from collectived.connection import environment
 from collectived.connection.address import SECRET_FILE, WorkerAddress
@@ -43,6 +44,7 @@ from collectived_proto import codec
 from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
 from collectived_proto.error_status import from_rpc_error
+from collectived_proto.errors import CODE_BY_CAUSE, error_class
 from collectived_proto.report.phrases import short_worker_names
 from collectived_proto.types import Collective, GroupInfo
 from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_grpc
@@ -186,9 +188,9 @@ class WorkerClient:
                 f"{self.name} ({self.address.source}) has not answered within {limit.requested_seconds:g} s; "
                 f"{self._explain_dial_failure() or 'is it a worker of collectived, and not stopped?'}"
             ) from None
-        except UnavailableError as error:
+        except UnavailableError:
             if reason := self._explain_dial_failure():
-                raise UnavailableError(f"{self.name} ({self.address.source}) cannot be used: {reason}") from error
+                raise UnavailableError(f"{self.name} ({self.address.source}) cannot be used: {reason}") from None
             raise
         except UnauthenticatedError as error:
             raise UnauthenticatedError(f"{self.name}: {error}; set {SECRET_FILE} to a file that holds it") from None
@@ -283,8 +285,10 @@ class WorkerClient:
         refusals: list[CollectiveError] = []  # of the worker: then there is no place
 
         def refuse(error: Exception) -> CollectiveError:
-            refusals.append(self.map_error(error))
-            return refusals[-1]
+            refused = self.map_error(error)
+            if isinstance(error, grpc.RpcError):  # else it is of this process
+                refusals.append(refused)
+            return refused
 
         try:
             with self._track_rpc(lambda: self._stub.Join(request, metadata=self._metadata), refuse) as exchange:
@@ -407,7 +411,8 @@ class WorkerClient:
         if isinstance(error, (ValueError, grpc.FutureCancelledError)):  # gRPC's words for a channel that was closed
             return CancelledError(f"the session with {self.name} was closed during a call ({error})")
         if not isinstance(error, grpc.RpcError):
-            return InternalError(f"{self.name} could not be called: {type(error).__name__}: {error}")
+            cause, text = classify_failure(error)
+            return error_class(CODE_BY_CAUSE[cause])(f"{self.name} could not be called: {text}")
         try:
             return from_rpc_error(error, self.name)
         except (DecodeError, ValueError) as unreadable:  # the status, or the verdict in it

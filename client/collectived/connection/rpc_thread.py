@@ -8,10 +8,12 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
+from collectived.errors import InternalError
 
 _CANCEL_TIMEOUT = 0.05  # seconds for the thread of an RPC that was cancelled; Ctrl-C is to be over within 0.1
 _FORK_TIMEOUT = 1.0  # seconds for a short RPC; gRPC waits as long for one that streams
@@ -90,7 +92,7 @@ class RpcThread:
         self._cancelled = False
         self._finished = threading.Event()
         try:
-            _run_in_thread(lambda: self._run(start, ours, answer))
+            _run_in_thread(partial(self._run, start, ours, answer))
         except BaseException:
             self.cancel()
             raise
@@ -101,25 +103,34 @@ class RpcThread:
         ours: Callable[[Exception], Exception],
         answer: Callable[[Any], Any] | None,
     ) -> None:
+        """Whatever happens in this thread, who waits for it hears that it is over."""
         last: Exception | None = None
         try:
-            with fork_lock:
-                self._call = start()
-                if self._cancelled:
-                    self._call.cancel()
-                if answer is not None:
-                    self._responses.put(answer(self._call))
-            if answer is None:
-                for event in self._call:
-                    if self._intercept(event):
-                        continue
-                    self._responses.put(event)
+            self._exchange(start, answer)
         except Exception as error:
-            last = ours(error)
+            last = _explain(error, ours)
             error.__traceback__ = None  # it is the RPC itself, and is to end in this thread: no cycle, no cause
         self._call = None
         self._responses.put(last)
         self._finished.set()
+
+    def _exchange(self, start: Callable[[], Any], answer: Callable[[Any], Any] | None) -> None:
+        with fork_lock:
+            self._call = call = start()
+            if self._cancelled:
+                call.cancel()
+            if answer is not None:
+                self._responses.put(answer(call))
+                return
+        try:
+            for event in call:
+                if self._intercept(event):
+                    continue
+                self._responses.put(event)
+        except BaseException:
+            with fork_lock:
+                call.cancel()  # which changes nothing where the error is the RPC's own
+            raise
 
     def next(self, timeout: float | None) -> Any:
         """The next answer; None after the last.
@@ -162,10 +173,18 @@ class RpcThread:
                 pass
 
     def _cancel(self) -> None:
-        call = self._call
-        if call is not None:
-            with fork_lock:
-                call.cancel()
+        with contextlib.suppress(Exception):  # nobody waits for it any more, whatever becomes of it
+            call = self._call
+            if call is not None:
+                with fork_lock:
+                    call.cancel()
+
+
+def _explain(error: Exception, ours: Callable[[Exception], Exception]) -> Exception:
+    try:
+        return ours(error)
+    except Exception as another:  # this process has no memory left, say
+        return InternalError(f"an RPC failed ({type(error).__name__}), and so did what says why: {another}")
 
 
 def _run_in_thread(action: Callable[[], object]) -> None:

@@ -10,6 +10,8 @@ import threading
 from functools import partial
 from time import monotonic
 
+import grpc
+
 from collectived.calls.buffers import ArenaAddress, Description
 from collectived.calls.call import Call
 from collectived.calls.channel import CONNECT_AGAIN, RankChannel
@@ -159,9 +161,10 @@ class GrpcChannel(RankChannel):
         if isinstance(error, messages.MalformedMessage):
             self._mark_lost(f"it sent something unexpected ({error})")
             return None
-        if isinstance(error, (OSError, MemoryError, RuntimeError)):  # of this process: it has no memory, or no thread
+        if not isinstance(error, (grpc.RpcError, ValueError)):  # of this process: it has no memory, or no thread
             cause, text = classify_failure(error)
-            return None if call.complete else self.rank_state.make_verdict(cause, f"{call.prepared.op}: {text}", call)
+            known = call.complete and call.instance not in self._calls
+            return None if known else self.rank_state.make_verdict(cause, f"{call.prepared.op}: {text}", call)
         ours = self._rpc.map_error(error)
         if ours.verdict is not None:
             verdict = self.rank_state.parse_verdict(codec.verdict_to_proto(ours.verdict).SerializeToString())
@@ -202,11 +205,13 @@ class GrpcChannel(RankChannel):
         return True
 
     def _end(self, call: Call, verdict: Verdict | None) -> None:
-        self.rank_state.on_call_ended(call, verdict)
-        call.end(verdict)
+        """Once more for a call that has ended, but amid whose end something failed."""
+        if not call.complete:
+            self.rank_state.on_call_ended(call, verdict)
+            call.end(verdict)
+        self.callbacks.on_call_ended(call)
         del self._calls[call.instance]  # not before: what failed until here still has to end
         self._leader_follower.wake(call)
-        self.callbacks.on_call_ended(call)
 
     def _mark_lost(self, why: str, advice: str = CONNECT_AGAIN) -> None:
         standing, first = self.rank_state, not self._is_lost

@@ -59,19 +59,26 @@ class Submission:
             self._on_end(error)
 
     def _run(self) -> None:
+        """Whatever happens in this thread, its end is told."""
         last: Exception | None = None
         try:
-            with fork_lock:
-                call = self._start(self._requests)
-            try:
-                for reply in call:
-                    self._on_reply(reply)
-            finally:
-                call.cancel()  # which changes nothing where it is over
+            self._exchange()
         except Exception as error:
             last = error
             error.__traceback__ = None  # it is the RPC itself, and is to end in this thread: no cycle, no cause
-        self._on_end(last)
+        try:
+            self._on_end(last)
+        except Exception as error:  # this process has no memory left, say: that is the end of the call, then
+            self._on_end(error)
+
+    def _exchange(self) -> None:
+        with fork_lock:
+            call = self._start(self._requests)
+        try:
+            for reply in call:
+                self._on_reply(reply)
+        finally:
+            call.cancel()  # which changes nothing where it is over
 
 
 def requests(header: worker_pb2.SubmitHeader, parts: Sequence[Bytes]) -> Iterator[worker_pb2.SubmitRequest]:

@@ -19,7 +19,7 @@ from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import ALL_PACKS, Call
 from collectived.calls.channel import CONNECT_AGAIN, RankChannel
 from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
-from collectived.calls.local_failure import classify_failure, descriptor_lost
+from collectived.calls.local_failure import descriptor_lost
 from collectived.calls.timeout import MAX_REASON_LENGTH
 from collectived.errors import UnavailableError
 from collectived.gpu.driver import CudaError, get_cuda
@@ -224,10 +224,10 @@ class Doorbell(RankChannel):
         except KeyboardInterrupt:  # who waits ends the generation
             raise
         except BaseException as error:
-            self._on_message_lost(error)
+            self._on_own_failure(error)
             raise
         if failure is not None:
-            self._on_message_lost(failure)
+            self._on_own_failure(failure)
         self.callbacks.dispatch()
 
     def _receive(self) -> Exception | None:
@@ -237,13 +237,6 @@ class Doorbell(RankChannel):
         except BlockingIOError:
             return None
         return descriptor_lost() if descriptor == seqpacket.DESCRIPTOR_LOST else self._handle(message, descriptor)
-
-    def _on_message_lost(self, error: BaseException) -> None:
-        if not self.rank_state.is_over:
-            cause, text = Cause.ABORTED, type(error).__name__  # such as SystemExit, out of a handler of a signal
-            if isinstance(error, Exception):
-                cause, text = classify_failure(error)
-            self._end_generation(self.rank_state.make_verdict(cause, text), self._cutoff_ack_timeout)
 
     def _handle(self, message: bytes, descriptor: int) -> Exception | None:
         """Takes a message in; an error of this process, where it could not."""

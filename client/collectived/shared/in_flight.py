@@ -187,17 +187,21 @@ class InFlightCalls:
             self.end(call, verdict, retire)
 
     def end(self, call: Call, verdict: Verdict | None, retire: bool = False) -> None:
-        """Ends a call; with `retire`, the worker may still be reading its inputs."""
-        if retire:
-            self._retired[call.generation, call.instance] = call
-        call.waiting = self._waiting
-        if call.launched is not None:
-            self.results.release_event(call.launched.event)
-        self._rank_state.on_call_ended(call, verdict)
-        call.end(verdict, retire)
+        """Ends a call; with `retire`, the worker may still be reading its inputs.
+
+        Once more for one that has ended, but amid whose end something failed.
+        """
+        if not call.complete:
+            if retire:
+                self._retired[call.generation, call.instance] = call
+            call.waiting = self._waiting
+            if call.launched is not None:
+                self.results.release_event(call.launched.event)
+            self._rank_state.on_call_ended(call, verdict)
+            call.end(verdict, retire)
+        self._callbacks.on_call_ended(call)
         del self.calls[call.instance]  # not before: what failed until here still has to end
         self._leader_follower.wake(call)
-        self._callbacks.on_call_ended(call)
         if self.pending_pings and not self.calls:  # who awaits that nothing is in flight any more need not wait longer
             for echo in self.pending_pings:
                 if echo.verdict is not None:

@@ -28,11 +28,12 @@ from collectived.errors import DeadlineExceededError, UnavailableError
 from collectived.shared import seqpacket
 from collectived.shared.doorbell import Doorbell
 from collectived.shared.segment_call import SegmentCall
+from collectived.shared.segment_describer import Describer
 from collectived.shared.segment_engines import SegmentEngines
 from collectived.shared.segment_letters import STOP_NANOSECONDS, Announcements, LetterCall
 from collectived.shared.segment_program import SegmentProgram
 from collectived.shared.segment_reasons import word_end
-from collectived.shared.segment_repeats import RUN_SECONDS, Repeats
+from collectived.shared.segment_repeats import Repeats
 from collectived.values import nest
 from collectived.values.leaves import Array
 from collectived_native import core
@@ -47,7 +48,6 @@ Buffers = tuple[Array, ...]
 _VERDICT_TIMEOUT = 2.0  # seconds in which a worker that lives says why nothing completes any more
 _DEADLINE_VERDICT_TIMEOUT = 0.09  # the same after a deadline, which the worker has noticed before
 _LOOK_INTERVAL = 0.001  # seconds between two looks at the packs of a call that are complete, or at a cancel
-_COLLECT_SECONDS = 1.0
 _NONSENSE_SECONDS = 1.0  # after which a rank no longer waits for what its segment says of a deadline
 
 
@@ -60,12 +60,14 @@ class SegmentChannel(Doorbell):
         self._size = group.size
         self._engines = SegmentEngines()
         self._describing = threading.Lock()
-        self._has_describer = False  # under `mutex`
         self._repeats = Repeats()
         self._post_numbers = count(messages.P2P_BASE)
         self._collectives: WeakValueDictionary[int, SegmentCall] = WeakValueDictionary()  # of those in flight
         self._posted: WeakValueDictionary[core.Job, LetterCall] = WeakValueDictionary()  # those that are asynchronous
         self._announcements = Announcements(self.mutex, self._send_now)
+        self._describer = Describer(
+            self.mutex, self._announcements, self._find_running, self._collect, self._on_own_failure
+        )
 
     def await_segment(self, timeout: float) -> core.Engine | None:
         """Return this rank's engine in the current generation, None where its ranks do not meet in a segment.
@@ -158,7 +160,7 @@ class SegmentChannel(Doorbell):
             job = started
         self._adopt(call, job, engine)
         if call.is_async and program.may_describe:
-            self._start_describer()
+            self._describer.start()
 
     def repeat(self, operation: Operation, value: Any, out: Any, frame: FrameType) -> Any:
         again, state = self._repeats.find(operation, value, frame), self.rank_state
@@ -269,7 +271,7 @@ class SegmentChannel(Doorbell):
             self._announcements.announce(call)
         if call.is_async and not call.complete:
             rests = self._announcements.add(call)
-            if not self._start_describer() and rests:
+            if not self._describer.start() and rests:
                 self._announcements.announce_old(0.0)
 
     def _handle(self, message: bytes, descriptor: int) -> Exception | None:
@@ -349,7 +351,7 @@ class SegmentChannel(Doorbell):
 
     def _end_call(self, call: SegmentCall, verdict: Verdict | None) -> None:
         """Under the mutex."""
-        if call.complete:
+        if call.complete and call.instance not in self._calls:
             return
         call.count_packs()
         self._in_flight.end(call, verdict)
@@ -399,24 +401,10 @@ class SegmentChannel(Doorbell):
     def _refuse(self, error: Exception) -> None:
         self.abort(f"rank {self.rank_state.rank} cannot take what comes: {error or 'out of memory'}")
 
-    def _start_describer(self) -> bool:
-        """Have a thread go on with asynchronous calls that need it, though nobody waits; whether there was none yet."""
-        with self.mutex:
-            has_describer, self._has_describer = self._has_describer, True
-        if not has_describer:
-            threading.Thread(target=self._describe_all, name="collectived-describer", daemon=True).start()
-        return not has_describer
-
-    def _describe_all(self) -> None:
-        while True:
-            are_young = self._announcements.announce_old(RUN_SECONDS)
-            with self.mutex:
-                engine = self._engines.get(self.rank_state.generation)
-                if engine is None or not any(call.is_running for call in self._calls.values()):
-                    self._has_describer = False
-                    return
-            with contextlib.suppress(RuntimeError):  # it has been detached since
-                self._collect(engine, int((RUN_SECONDS if are_young else _COLLECT_SECONDS) * 1e9))
+    def _find_running(self) -> core.Engine | None:
+        """The engine in which asynchronous calls may need to be gone on with. Under the mutex."""
+        engine = self._engines.get(self.rank_state.generation)
+        return engine if any(call.is_running for call in self._calls.values()) else None
 
     # The end of a generation
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
@@ -67,8 +69,8 @@ def is_ours(frame: FrameType) -> bool:
     return any(part in code.co_filename for part in OURS) and code.co_qualname not in ASSIGNMENTS
 
 
-def watch(act: Callable[[], Any], on_line: OnLine) -> Any:
-    """Runs `act`; `on_line` is told of every line of ours that it comes to, and may raise there.
+def make_trace(on_line: OnLine) -> Callable[[FrameType, str, Any], Any]:
+    """A trace function that tells of every line of ours.
 
     Not where nothing can go wrong: at `try:`, which is no instruction, at the end of a `with` and where else a lock is
     released, which is one call that an error cannot come before.
@@ -90,11 +92,32 @@ def watch(act: Callable[[], Any], on_line: OnLine) -> Any:
 
         return line
 
-    sys.settrace(trace)
+    return trace
+
+
+def watch(act: Callable[[], Any], on_line: OnLine) -> Any:
+    """Runs `act`; `on_line` is told of every line of ours that it comes to, and may raise there."""
+    sys.settrace(make_trace(on_line))
     try:
         return act()
     finally:
         sys.settrace(None)
+
+
+@contextmanager
+def watch_threads(on_line: OnLine) -> Iterator[None]:
+    """The same of the threads that the library starts meanwhile."""
+    trace = make_trace(on_line)
+
+    def begin(frame: FrameType, event: str, argument: Any) -> Any:
+        is_its_own = threading.current_thread().name.startswith("collectived")
+        return trace(frame, event, argument) if is_its_own else None
+
+    threading.settrace(begin)
+    try:
+        yield
+    finally:
+        threading.settrace(None)
 
 
 def find_lines(play: Callable[[OnLine], None]) -> dict[Line, bool]:
