@@ -238,7 +238,7 @@ class Session:
         except CollectiveError as error:
             if not self._cancel_reason or isinstance(error, CancelledError):
                 raise
-            raise CancelledError(self._cancel_reason) from error
+            raise CancelledError(self._cancel_reason) from None
 
     def empty(
         self,

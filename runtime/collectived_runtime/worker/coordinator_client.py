@@ -56,6 +56,14 @@ AWAY_CODES = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.INTERNAL,  # what gRPC says here where a stream ends under a write: why it ended, the next one tells
 )
+UNREACHED_CODES = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+)
+AWAY_WARNING_SECONDS = 2.0  # a coordinator that its supervisor starts again is back before
+_AWAY = "it is away"
 TRACE_PART_SECONDS = 2.0  # for the next part of a trace: the coordinator waits 1.5 s for each of a worker
 FLUSH_POLL_SECONDS = 0.002  # between looks whether what was to be said has been
 MAX_QUEUED_MESSAGES = 10_000  # kept while the coordinator is away; older ones are dropped first
@@ -126,6 +134,7 @@ class CoordinatorClient:
         self._stream_count = 0  # that were tried
         self._closing = False
         self._was_welcomed = False
+        self._away_since = 0.0
         self._warned = ""
         self._exhausted = ""  # why it has no room for this worker, at the last attempt
         self._task = asyncio.create_task(self._run())
@@ -250,7 +259,10 @@ class CoordinatorClient:
                     raise (FailedPreconditionError if apart else UnavailableError)(refused) from error
                 await self._check_tls(error)
                 self._exhausted = (error.details() or "") if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else ""
-                self._warn(f"{error.code().name}: {error.details()}")
+                if error.code() in UNREACHED_CODES:
+                    self._note_away(f"{error.code().name}: {error.details()}")
+                else:
+                    self._warn(f"{error.code().name}: {error.details()}")
             except FailedPreconditionError as error:
                 if not self._was_welcomed:
                     raise
@@ -259,7 +271,7 @@ class CoordinatorClient:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                self._warn("what was to be said to it could not be")  # which is how gRPC shows that here
+                self._note_away("what was to be said to it could not be")  # which is how gRPC shows that here
             pause = INITIAL_BACKOFF_SECONDS if self.connected.is_set() else min(2 * pause, MAX_BACKOFF_SECONDS)
             if self.connected.is_set():
                 self.connected.clear()
@@ -267,8 +279,21 @@ class CoordinatorClient:
             if not self._closing:
                 await asyncio.sleep(pause)
 
+    def _note_away(self, details: str) -> None:
+        """The coordinator cannot be reached: worth a warning, once, where it is not started again soon."""
+        now = time.monotonic()
+        if self.connected.is_set():
+            self._away_since, self._warned = now, ""
+        seconds = now - self._away_since
+        is_news = self._was_welcomed and seconds >= AWAY_WARNING_SECONDS and self._warned != _AWAY
+        if is_news:
+            self._warned = _AWAY
+            text = "running groups go on, joins wait for it"
+            log.warning("the coordinator at %s has been away for %.0f s: %s", self.address, seconds, text)
+        log.log(logging.INFO if is_news else logging.DEBUG, "no stream to %s: %s", self.address, details)
+
     def _warn(self, reason: str) -> None:
-        """Once for each reason: the coordinator is away, or will not have this worker back (yet)."""
+        """Once for each reason: the coordinator will not have this worker back (yet)."""
         if self.connected.is_set() or reason != self._warned:
             level = logging.WARNING if self._was_welcomed else logging.DEBUG
             log.log(level, "the coordinator at %s is away: %s", self.address, reason)

@@ -84,8 +84,54 @@ with cd.connect() as session, session.join() as group:
         os.kill(os.getpid(), 9)
     group.all_reduce("sum", np.ones(4))
 """
+KILLS_ITS_WORKER = """
+import socket, struct
+with cd.connect() as session, session.join() as group:
+    group.barrier()
+    if rank == 2:
+        told = session._transport.socket.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        os.kill(struct.unpack("3i", told)[0], 9)
+    group.all_reduce("sum", np.ones(4))
+    group.all_reduce("sum", np.ones(4))
+"""
+KILLS_THE_COORDINATOR = """
+def is_coordinator(pid):
+    try:
+        parent = open(f"/proc/{pid}/stat").read().rpartition(") ")[2].split()[1]
+        return int(parent) == os.getppid() and "coordinator" in open(f"/proc/{pid}/cmdline").read().split("\\0")
+    except OSError:
+        return False
+with cd.connect() as session, session.join() as group:
+    group.barrier()
+    if rank == 2:
+        (found,) = filter(is_coordinator, filter(str.isdigit, os.listdir("/proc")))
+        os.kill(int(found), 9)
+    group.rejoin()
+    assert group.all_reduce("sum", np.ones(4))[0] == 4
+"""
+JOINS_LATER = """
+with cd.connect() as session:
+    with session.join() as group:
+        group.barrier()
+    if rank == 2:
+        time.sleep(1)
+"""
+JOINS_ANOTHER_SIZE = f"""{JOINS_LATER}
+    if rank < 3:
+        session.join("g", 4 if rank == 2 else 3, rank=rank, timeout=3)
+"""
+JOINS_AS_ANOTHER = f"""{JOINS_LATER}
+    if rank < 3:
+        session.join("g", 3, rank=rank % 2, timeout=3)
+"""
+JOINS_IN_VAIN = """
+with cd.connect() as session:
+    if rank < 3:
+        session.join("g", 4, rank=rank, timeout=1)
+"""
 BY_ALL = ["root cause", "rank 0", "rank 1", "rank 2", "rank 3"]
-INNER = r"\d{19}|/job:|device:|\\n"  # keys and generations, devices in full, and ends of lines that are none
+# Keys and generations, devices in full, ends of lines that are none; words of the inside, and of gRPC's.
+INNER = r"\d{19}|/job:|device:|\\n|doorbell|\blanes?\b|incarnation|recvmsg|Stream removed|last error"
 
 
 @pytest.mark.parametrize(
@@ -96,6 +142,15 @@ INNER = r"\d{19}|/job:|device:|\\n"  # keys and generations, devices in full, an
         (DIES, "is lost: ", ["root cause", "rank 0", "rank 1", "rank 3"]),
         (RAISES, "ValueError: loss is NaN", [*BY_ALL, ""]),
         (DIFFERS, "rank 2 differs: ", [*BY_ALL, ""]),
+        (KILLS_ITS_WORKER, "died: killed by signal 9", [""]),  # by the launcher
+        (KILLS_ITS_WORKER, "worker 1 (at unix:", ["root cause", "rank 2", "rank 3", ""]),
+        (KILLS_ITS_WORKER, "), rank 3 (host", ["rank 0", "rank 1"]),
+        (KILLS_THE_COORDINATOR, "died: killed by signal 9", [""]),  # whose workers have nothing to add
+        (JOINS_ANOTHER_SIZE, "size 4 was asked for, but size 3 by", ["root cause", "rank 2", ""]),
+        (JOINS_ANOTHER_SIZE, ": it asked for size 4", ["rank 0", "rank 1"]),
+        (JOINS_AS_ANOTHER, "rank 0 of group 'g' is taken by host", ["root cause", "rank 2", ""]),
+        (JOINS_AS_ANOTHER, ": it asked for rank 0, which is taken", ["rank 0", "rank 1"]),
+        (JOINS_IN_VAIN, "was not complete within 1 s", ["root cause", "rank 0", "rank 1", "rank 2", ""]),
     ],
 )
 def test_a_failure_is_told_once_by_each_rank_and_once_at_the_end(
