@@ -179,6 +179,32 @@ def test_ranks_of_the_other_workers_agree_when_a_worker_is_killed(make_cluster: 
         assert all(verdict[0] == cd.errors.Code.UNAVAILABLE for _, verdict in own)
 
 
+def test_ranks_of_a_stopped_worker_end_in_time(make_cluster: Any, delays: Any) -> None:
+    cluster, timeout = make_cluster(2), 0.5
+
+    def body(group: cd.Group) -> float:
+        group.barrier()
+        if group.rank == 0:
+            cluster.workers[1].process.send_signal(signal.SIGSTOP)
+        time.sleep(0.1)
+        began = time.monotonic()
+        with pytest.raises(cd.errors.DeadlineExceededError):
+            group.all_reduce("sum", 1.0, timeout=timeout)
+        took = time.monotonic() - began
+        if group.rank == 3:
+            cluster.workers[1].process.send_signal(signal.SIGCONT)
+        return took - timeout
+
+    def story() -> None:
+        found = cluster.run(4, body)
+        assert max(found) < 0.25 + delays.room, found
+
+    try:
+        delays.hold(story)
+    finally:
+        cluster.workers[1].process.send_signal(signal.SIGCONT)
+
+
 def test_a_verdict_that_reaches_a_worker_late_is_the_same_for_all(make_cluster: Any) -> None:
     cluster = make_cluster(2)
     with ranks(cluster, "slow", steps=2) as started:

@@ -74,6 +74,7 @@ class SpanningWatch(SegmentWatch):
         self.attend()
 
     def carries(self, prepared: PreparedCollective | None) -> bool:
+        """Whether the ranks fold it in the segment."""
         most = self._segment.most_in_a_tick
         return prepared is not None and meets_in_segment(prepared.collective, prepared.layout, most)
 
