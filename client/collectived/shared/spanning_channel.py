@@ -67,8 +67,7 @@ class SpanningChannel(SegmentChannel):
             self._check_cutoff(call)
 
     def _ask(self, call: SegmentCall) -> None:
-        self._last_received = now = monotonic()
-        call.begin_wait(now)
+        self._last_received = monotonic()
         asked = messages.Submit(call.generation, call.prepared.id, call.instance, 0.0, False, ())
         if not self._send(asked.encode(), call):
             self.poll()  # a worker that has ended in order has said why before
