@@ -44,39 +44,45 @@ def test_a_worker_that_does_not_answer_is_given_up_a_quarter_second_after_the_de
         setting.group.barrier()
 
 
-def test_a_worker_that_lives_and_is_late_is_waited_for(make: Any) -> None:
+def test_a_worker_that_lives_and_is_late_is_waited_for(make: Any, delays: Any) -> None:
     """Another one may have to say first what both are to tell their clients."""
-    setting = make()
-    rings: list[messages.Submit] = []
-    asked: list[bytes] = []
 
-    def remember(ring: messages.Submit) -> list[bytes]:
-        rings.append(ring)
-        return []
+    def story() -> None:
+        setting = make()
+        rings: list[messages.Submit] = []
+        asked: list[bytes] = []
 
-    setting.far.answer = remember
+        def remember(ring: messages.Submit) -> list[bytes]:
+            rings.append(ring)
+            return []
 
-    def answer_at_last(message: bytes) -> None:
-        on_doorbell(message)
-        if messages.parse_type(message) is messages.MessageType.PING:
-            asked.append(message)
-            if len(asked) == 3:
-                for answer in setting.far.complete(rings[0]):
-                    setting.far.doorbell.send(answer)
+        def answer_at_last(message: bytes) -> None:
+            on_doorbell(message)
+            if messages.parse_type(message) is messages.MessageType.PING:
+                asked.append(message)
+                if len(asked) == 3:
+                    for answer in setting.far.complete(rings[0]):
+                        setting.far.doorbell.send(answer)
 
-    on_doorbell, setting.far.on_doorbell = setting.far.on_doorbell, answer_at_last
-    began = time.monotonic()
-    assert setting.group.all_reduce("sum", 1, timeout=0.05) == 2
-    assert len(asked) == 3 and time.monotonic() - began >= 2 * DEADLINE_GRACE
+        setting.far.answer = remember
+        on_doorbell, setting.far.on_doorbell = setting.far.on_doorbell, answer_at_last
+        began = time.monotonic()
+        assert setting.group.all_reduce("sum", 1, timeout=0.05) == 2
+        assert len(asked) == 3 and time.monotonic() - began >= 2 * DEADLINE_GRACE
+
+    delays.hold(story)
 
 
-def test_a_worker_that_lives_and_says_nothing_is_given_up_at_last(make: Any) -> None:
-    setting = make()
-    setting.far.answer = silent
-    began = time.monotonic()
-    with pytest.raises(cd.errors.DeadlineExceededError, match="has not answered"):
-        setting.group.barrier(timeout=0.05)
-    assert time.monotonic() - began >= (1 + MOST_RENEWALS) * DEADLINE_GRACE
+def test_a_worker_that_lives_and_says_nothing_is_given_up_at_last(make: Any, delays: Any) -> None:
+    def story() -> None:
+        setting = make()
+        setting.far.answer = silent
+        began = time.monotonic()
+        with pytest.raises(cd.errors.DeadlineExceededError, match="has not answered"):
+            setting.group.barrier(timeout=0.05)
+        assert time.monotonic() - began >= (1 + MOST_RENEWALS) * DEADLINE_GRACE
+
+    delays.hold(story)
 
 
 def test_what_a_worker_has_not_ended_in_time_is_given_up_soon_once_it_is_waited_for(make: Any, delays: Any) -> None:
