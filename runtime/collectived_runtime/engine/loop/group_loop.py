@@ -94,10 +94,9 @@ class GroupLoop:
         self.may_use_segment = segments.are_usable(topology)
         self._awaited_ranks = set(topology.own_ranks) if self.may_use_segment else set()
         self._past_verdicts: dict[int, Verdict] = {}  # how earlier generations of this group loop ended
-        self._early_submissions: list[
-            Callable[[], None]
-        ] = []  # what was submitted to a generation that has not begun here
-        self._early_verdicts: list[Verdict] = []  # and verdicts about one
+        # What was submitted to a generation that has not begun here, and verdicts about one.
+        self._early_submissions: list[Callable[[], object]] = []
+        self._early_verdicts: list[Verdict] = []
         self._stopping = False
         self._trim_at = math.inf  # when to look whether memory is idle
         self._last_done = 0  # how much had been done when that was looked at last
@@ -419,7 +418,8 @@ class GroupLoop:
         number, most = submission.instance - messages.P2P_BASE * is_p2p, _MOST_P2P if is_p2p else _MOST
         if number >= most or len(self._early_submissions) >= (_MOST + _MOST_P2P) * len(self.local_ranks):
             raise messages.MalformedMessage("a submission of a generation of the group that nobody has announced")
-        self._early_submissions.append(lambda: self._on_submit(local_rank, submission))
+        again = partial(self._on_submit, local_rank, submission)
+        self._early_submissions.append(partial(self._doorbells.carry_out, local_rank, again))
 
     def _send(self, rank: int, message: bytes) -> None:
         self._doorbells.send(self.local_ranks[rank], message)

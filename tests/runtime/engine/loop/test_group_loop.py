@@ -204,6 +204,21 @@ def test_after_a_mismatch_the_group_goes_on_in_the_successor_generation(world: A
         assert rank.result(rank.done()).tolist() == [2] * 4
 
 
+def test_a_malformed_submission_to_a_generation_that_has_not_begun_is_that_clients_fault(world: Any) -> None:
+    here = world(2)
+    never_prepared = messages.Submit(101, 999, 0, 0.0, False, ())
+    here.ranks[0].doorbell.send(never_prepared.encode())
+    here.ranks[0].submit(np.ones(4, np.float32))
+    here.ranks[1].submit(np.ones(5, np.float32))
+    here.report(ReportKind.MISMATCH)
+    here.rule(here.verdict(Code.INVALID_ARGUMENT, successor=101))
+    assert here.ranks[1].failed()[1].successor == 101
+    report = here.report(ReportKind.LOST)
+    assert report.rank == 0 and "never prepared" in report.text
+    here.ranks[1].submit(generation=101, instance=0)
+    assert here.ranks[1].failed()[1].code == Code.UNAVAILABLE
+
+
 def test_a_deadline_is_reported_once_and_decided_alone_when_nobody_answers(world: Any) -> None:
     here = world(2)
     here.ranks[0].submit(remaining=0.05)
