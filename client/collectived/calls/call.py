@@ -106,7 +106,7 @@ class Call:
         return f"message {self.instance - messages.P2P_BASE}" if post else f"instance {self.instance}"
 
     def set_deadline(self, at: float) -> None:
-        """Set when its worker is to end it, by the clock of `time.monotonic`: the worker's patience begins then."""
+        """Set when its worker is to end it, by the clock of `time.monotonic`: patience with the worker begins then."""
         self._patience = Patience(DEADLINE_GRACE, at, GRACE_STEPS)
         self.cutoff = self._patience.at
 
@@ -116,7 +116,7 @@ class Call:
         return self.cutoff if self._patience is None else self._patience.end
 
     def begin_wait(self, now: float) -> None:
-        """Note that nobody has waited for it until now, as its worker has had time all the same."""
+        """Note that nobody has waited for it until now: the time that its worker has had counts all the same."""
         if self._patience is not None:
             self._patience.skip(now)
             self.cutoff = self._patience.at

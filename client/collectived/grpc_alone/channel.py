@@ -163,8 +163,8 @@ class GrpcChannel(RankChannel):
             return None
         if not isinstance(error, (grpc.RpcError, ValueError)):  # of this process: it has no memory, or no thread
             cause, text = classify_failure(error)
-            known = call.complete and call.instance not in self._calls
-            return None if known else self.rank_state.make_verdict(cause, f"{call.prepared.op}: {text}", call)
+            has_ended = self._calls.get(call.instance) is not call  # its number may be a later call's by now
+            return None if has_ended else self.rank_state.make_verdict(cause, f"{call.prepared.op}: {text}", call)
         ours = self._rpc.map_error(error)
         if ours.verdict is not None:
             verdict = self.rank_state.parse_verdict(codec.verdict_to_proto(ours.verdict).SerializeToString())

@@ -350,8 +350,8 @@ class SegmentChannel(Doorbell):
             super().poll()
 
     def _end_call(self, call: SegmentCall, verdict: Verdict | None) -> None:
-        """Under the mutex."""
-        if call.complete and call.instance not in self._calls:
+        """Unless it has ended: then its number may be that of a call of a later generation. Under the mutex."""
+        if self._calls.get(call.instance) is not call:
             return
         call.count_packs()
         self._in_flight.end(call, verdict)

@@ -16,6 +16,9 @@ import pytest
 from tests.waiting import settle
 
 import collectived as cd
+from collectived.grpc_alone.channel import GrpcChannel
+from collectived.shared.segment_call import SegmentCall
+from collectived.shared.segment_channel import SegmentChannel
 from collectived_proto.types import unscoped_name
 from collectived_runtime.engine.failure.reporter import DECIDE_ALONE_SECONDS
 from collectived_runtime.transport.pool import MAX_IDLE_SECONDS
@@ -157,6 +160,34 @@ def test_a_deadline_behind_what_waits_ends_it_and_tells_after_how_long(
 
     found = request.getfixturevalue(cluster).run(3, body)
     assert found[0] == found[1] and 1.0 <= found[0] < 1.0 + 0.25 + delays.room
+
+
+def test_a_call_that_has_ended_does_not_end_another_of_the_same_number(one_worker: Any) -> None:
+    """Numbers begin anew in a later generation, in which a thread may still look after an earlier call."""
+    looked = threading.Event()
+
+    def body(group: cd.Group) -> float:
+        earlier = group.all_reduce("sum", 1.0, async_op=True)
+        earlier.result()
+        if group.rank:
+            looked.wait(20)
+            group.barrier()
+            return 0.0
+        later = group.barrier(async_op=True)
+        channel, ended, pending = group._channel, earlier._calls[0], later._calls[0]
+        ended.instance = pending.instance
+        if isinstance(channel, SegmentChannel):
+            assert isinstance(ended, SegmentCall)
+            with channel.mutex:
+                channel._end_call(ended, None)
+        elif isinstance(channel, GrpcChannel):
+            assert channel._on_rpc_error(ended, MemoryError()) is None
+        assert channel._calls[pending.instance] is pending and not pending.complete
+        looked.set()
+        later.result(timeout=20)
+        return 1.0
+
+    assert one_worker.run(2, body) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("forks", [0, 2])
