@@ -141,25 +141,28 @@ def test_the_earliest_deadline_of_any_rank_ends_the_instance_for_all(two_workers
 def test_a_deadline_behind_what_waits_ends_it_and_tells_after_how_long(
     request: pytest.FixtureRequest, cluster: str, delays: Any
 ) -> None:
-    told = threading.Event()
+    def story() -> None:
+        told = threading.Event()
 
-    def body(group: cd.Group) -> float | None:
-        if group.rank == 2:
-            told.wait(60)
-            return None
-        works = [group.all_reduce("sum", 1.0, async_op=True, timeout=50) for _ in range(3)]
-        with pytest.raises(cd.errors.DeadlineExceededError) as raised:
-            group.all_reduce("sum", 1.0, timeout=1.0 if group.rank == 0 else 50)
-        told.set()
-        for work in works:
-            assert work.exception() is not None
-        assert [member.rank for member in raised.value.missing] == [2]
-        within = re.search(r"did not complete within ([0-9.]+) s", str(raised.value))
-        assert within, str(raised.value)
-        return float(within[1])
+        def body(group: cd.Group) -> float | None:
+            if group.rank == 2:
+                told.wait(60)
+                return None
+            works = [group.all_reduce("sum", 1.0, async_op=True, timeout=50) for _ in range(3)]
+            with pytest.raises(cd.errors.DeadlineExceededError) as raised:
+                group.all_reduce("sum", 1.0, timeout=1.0 if group.rank == 0 else 50)
+            told.set()
+            for work in works:
+                assert work.exception() is not None
+            assert [member.rank for member in raised.value.missing] == [2]
+            within = re.search(r"did not complete within ([0-9.]+) s", str(raised.value))
+            assert within, str(raised.value)
+            return float(within[1])
 
-    found = request.getfixturevalue(cluster).run(3, body)
-    assert found[0] == found[1] and 1.0 <= found[0] < 1.0 + 0.25 + delays.room
+        found = request.getfixturevalue(cluster).run(3, body)
+        assert found[0] == found[1] and 1.0 <= found[0] < 1.0 + 0.25 + delays.room
+
+    delays.hold(story)
 
 
 def test_a_call_that_has_ended_does_not_end_another_of_the_same_number(one_worker: Any) -> None:
