@@ -20,6 +20,12 @@ from collectived_proto.errors import Code
 
 ROOT = Path(__file__).parents[2]
 SECRET = "the-secret-of-the-drills"
+_ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONFAULTHANDLER": "1",  # `end_with_stacks`
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 _END_SECONDS = 10.0  # within which a process must have ended that was told to
 
 
@@ -35,8 +41,7 @@ class Process:
         self._popen = subprocess.Popen(
             [*within, sys.executable, *arguments],
             cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            | (environment or {}),
+            env=os.environ | _ENVIRONMENT | (environment or {}),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -72,6 +77,17 @@ class Process:
     def kill(self) -> None:
         self._popen.kill()
         self._popen.wait(_END_SECONDS)
+
+    def end_with_stacks(self) -> str:
+        """End it by SIGABRT; return what it has written to standard error: at its end the stacks of its threads."""
+        self.go_on()
+        self._popen.send_signal(signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(_END_SECONDS)
+        self.kill()
+        for reader in self._readers:
+            reader.join(_END_SECONDS)
+        return "".join(self.log)
 
     def interrupt(self) -> None:
         """SIGINT."""
@@ -189,6 +205,11 @@ class RankProcess(Process):
         self._asked = 0
         super().__init__(["-m", "tests.drills.rank"], within, {"COLLECTIVED_SECRET": SECRET})
         self.who += f" (pid {self.pid})"
+
+    @property
+    def owes_answer(self) -> bool:
+        """Whether it has not answered all that it was asked."""
+        return len(self.answers) < self._asked
 
     def ask(self, do: str, now: bool = False, **arguments: Any) -> Answer:
         """Sends a command: to be carried out in turn, or at once in a thread of its own."""

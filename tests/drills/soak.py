@@ -103,7 +103,8 @@ def soak(seconds: float, seed: int, burn: bool = False) -> SoakResult:
             if one.is_over:
                 cluster.keep_spares()
                 continue
-            one.abandon()
+            stacks = one.abandon()
+            result.violations += [stacks] if stacks else []
             with contextlib.suppress(Exception):
                 cluster.close()
             cluster = None
@@ -131,6 +132,7 @@ class Round:
 
     def __init__(self, cluster: Cluster, seed: str, result: SoakResult) -> None:
         self.seed = seed
+        self._name = f"soak-{seed}".replace("/", "-")
         self.fault = "the first join"
         self.is_over = False
         self._cluster = cluster
@@ -160,11 +162,19 @@ class Round:
             self._cluster.dismiss(process)
         self.is_over = True
 
-    def abandon(self) -> None:
-        """End the processes of a round that has failed."""
+    def abandon(self) -> str:
+        """End the processes of a round that has failed; return the stacks of those that did not answer."""
+        told = []
+        stuck = [process for process in dict.fromkeys(self._cast) if process.alive and process.owes_answer]
+        if stuck:
+            told += [str(one) for one in self._cluster.group_loops(self._name, sorted(set(self._placement)))]
+            told += [f"{process.who}:\n{process.end_with_stacks()}" for process in stuck]
+            workers = [self._cluster.workers[task] for task in sorted(set(self._placement))]
+            told += [f"worker {worker.pid}:\n{worker.end_with_stacks()}" for worker in workers]
         for process in dict.fromkeys(self._cast):
             process.kill()
             process.close()
+        return "\n".join(told)
 
     def _hire(self, task: int) -> RankProcess:
         process = self._cluster.hire(task)
@@ -182,8 +192,7 @@ class Round:
             remote = self._random.random() < REMOTE
             ways = self._cluster.far_addresses if remote else self._cluster.addresses
             process.ask("connect", worker=ways[process.worker], timeout=30.0)
-            name = f"soak-{self.seed}".replace("/", "-")
-            answers.append(process.ask("join", name=name, size=len(self._ranks), rank=rank, timeout=30.0))
+            answers.append(process.ask("join", name=self._name, size=len(self._ranks), rank=rank, timeout=30.0))
         found = [answer.value(self._limit) for answer in answers]
         self._joined = set(self._ranks)
         assert [one["rank"] for one in found] == list(range(len(found))), f"the ranks that joined are {found}"
