@@ -102,6 +102,7 @@ class Group(Collectives):
         self._merged: dict[CommunicationOptions, CommunicationOptions] = {}
         self._reductions: dict[object, AllReduce] = {}
         self._splits = 0
+        self._is_splitting = False
         self.lends_inputs = False  # whether callers leave the arrays of asynchronous calls alone until these are done
         self._enter_generation(local_rank)
 
@@ -181,13 +182,11 @@ class Group(Collectives):
         Returns:
             The new group, on the same device and with the same options; None where `color` is None.
         """
-        own = (
-            -1
-            if color is None
-            else check_integer(color, "color", 0, sys.maxsize, "a number that is not negative, or None")
-        )
+        expected = "a number that is not negative, or None"
+        own = -1 if color is None else check_integer(color, "color", 0, sys.maxsize, expected)
         order = 0 if key is None else check_integer(key, "key", -sys.maxsize, sys.maxsize, "a whole number or None")
         self._check_usable()
+        self._is_splitting = True
         try:
             return self._split(own, order)
         except BaseException as error:
@@ -195,18 +194,16 @@ class Group(Collectives):
             if failure is None:
                 raise
             raise failure from None
+        finally:
+            self._is_splitting = False
 
     def _split(self, own: int, order: int) -> Group | None:
         self._splits += 1
-        told = self.all_gather(np.array([[own, order, self._splits]], np.int64))
+        told = self.all_gather(np.array([[own, order, self._splits]], np.int64)).tolist()
         if own < 0:
             return None
-        same = sorted((int(told[rank, 1]), rank) for rank in range(self.size) if told[rank, 0] == own)
-        place = [rank for _, rank in same].index(self.rank)
-        name = f"{self.name}/{self.generation}.{int(told[0, 2])}.{own}"  # as rank 0 has counted, on all of them
-        wish = make_split_request(
-            name, len(same), place, self.device, self._defaults.timeout_seconds, (self.key, self.rank)
-        )
+        parent, timeout = f"{self.name}/{self.generation}", self._defaults.timeout_seconds
+        wish = make_split_request(parent, self.key, self.rank, told, self.device, timeout)
 
         def enter(place: JoinedRank) -> Group:
             part = Group(self._session, replace(wish, parent=None), place, self.options, self._default_timeout)
@@ -481,7 +478,7 @@ class Group(Collectives):
             raise FailedPreconditionError(self._unusable_reason)
 
     def _cancel(self, why: str) -> None:
-        self._channel.cancel(why)
+        self._channel.cancel(why, aborts=self._is_splitting)
 
     def _after_fork(self) -> None:
         self._unusable_reason = (

@@ -265,11 +265,14 @@ class RankChannel(ABC):
     def _end_generation(self, verdict: Verdict, within: float) -> None:
         """Ends the generation and all calls with a verdict; the worker has so many seconds to say that it stopped."""
 
-    def cancel(self, why: str) -> None:
+    def cancel(self, why: str, aborts: bool) -> None:
         """The session is being closed: calls that a thread waits for end with CancelledError, and none start.
 
-        Who waits looks up within `SIGNAL_CHECK_INTERVAL` seconds.
+        Who waits looks up within `SIGNAL_CHECK_INTERVAL` seconds. `aborts`: the generation ends for all ranks, for they
+        wait for this one outside of it, and would not hear that it leaves.
         """
+        if aborts:
+            self._end_generation(self.rank_state.make_cancel_verdict(why), self._abort_ack_timeout)
         with self.mutex:
             withdrawn = self.rank_state.cancel(why)
             for call in list(self._calls.values()):

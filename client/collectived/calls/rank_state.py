@@ -71,7 +71,8 @@ class RankState:
         verdict = self.verdict
         if verdict is None or verdict.generation == self._reported_generation or isinstance(verdict, LocalVerdict):
             return None
-        return verdict
+        is_own = self.cancel_verdict is not None and verdict.cause is Cause.ABORTED and verdict.origin == self.rank
+        return None if is_own else verdict
 
     def parse_verdict(self, serialized: bytes) -> Verdict:
         """A verdict as workers write it, whose members say no more than their rank and what they did last.
@@ -142,9 +143,12 @@ class RankState:
         if verdict is None and call.instance < messages.P2P_BASE and call.generation == self.generation:
             self.last_finished = max(self.last_finished, call.instance)
 
+    def make_cancel_verdict(self, why: str) -> LocalVerdict:
+        return LocalVerdict.of(self.make_verdict(Cause.CANCELLED, why))
+
     def cancel(self, why: str) -> LocalVerdict:
         """Nothing starts any more; what is waited for is to end with what this returns."""
-        self.cancel_verdict = withdrawn = LocalVerdict.of(self.make_verdict(Cause.CANCELLED, why))
+        self.cancel_verdict = withdrawn = self.make_cancel_verdict(why)
         if not self.is_over:
             self.verdict = withdrawn
         return withdrawn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -67,11 +68,21 @@ def make_join_request(
 
 
 def make_split_request(
-    name: str, size: int, rank: int, device: str, timeout: float | None, parent: tuple[int, int]
+    parent: str, key: int, rank: int, told: Sequence[Sequence[int]], device: str, timeout: float | None
 ) -> JoinRequest:
-    """The wish for a part of a group that is split."""
+    """The wish of a rank for its part of a group that is split.
+
+    Args:
+        parent: what names that generation of the group; `key` is the group's.
+        told: what each rank has given: its color, its place among those of that color, and how often it has split.
+    """
+    color = told[rank][0]
+    same = sorted((one[1], other) for other, one in enumerate(told) if one[0] == color)
+    place = [other for _, other in same].index(rank)
+    name = f"{parent}.{told[0][2]}.{color}"  # as rank 0 has counted, on all of them
     deadline = Deadline.after(timeout)
-    return JoinRequest(name, (size, size), rank, device, 0.0, timeout, parent=parent, deadline=deadline)
+    sizes = (len(same), len(same))
+    return JoinRequest(name, sizes, place, device, 0.0, timeout, parent=(key, rank), deadline=deadline)
 
 
 def make_rejoin_request(

@@ -57,6 +57,12 @@ def forming(cluster: Any, name: str) -> bool:
     return (name, "forming") in [(unscoped_name(group.name), group.state) for group in cluster.status().groups]
 
 
+def waiting_for_part(cluster: Any, group: cd.Group) -> int:
+    """How many ranks wait for a part of this group."""
+    known = cluster.status().groups
+    return sum(len(one.members) for one in known if one.state == "forming" and f"{group.name}/" in one.name)
+
+
 async def awaited(work: cd.Work[Any]) -> Any:
     return await work
 
@@ -177,3 +183,24 @@ def test_threads_that_go_on_calling_while_the_session_is_closed_all_come_to_an_e
         session.close()
         ended = {type(one.result(10)) for one in calling}
     assert ended <= {cd.errors.CancelledError, cd.errors.FailedPreconditionError}
+
+
+def test_whoever_waits_for_its_part_hears_that_a_session_was_closed_amid_the_split(
+    one_worker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"closing-{next(_names)}"
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(3) as pool:
+        sessions = [stack.enter_context(cd.connect(one_worker.addresses[0])) for _ in range(3)]
+        joins = [pool.submit(one.join, name, 3, rank=rank, timeout=20) for rank, one in enumerate(sessions)]
+        groups = [join.result(20) for join in joins]
+        splits = [pool.submit(group.split, 7) for group in groups[:2]]
+        groups[2].all_gather(np.array([[7, 0, 1]]))  # as `split` does, and no more: the others wait for this one
+        settle(lambda: waiting_for_part(one_worker, groups[0]) == 2)
+        sessions[0].close()
+        assert isinstance(splits[0].exception(10), cd.errors.CancelledError)
+        told = splits[1].exception(10)
+        assert isinstance(told, cd.errors.AbortedError) and "was closed during this call" in str(told)
+        assert [member.rank for member in told.missing] == [0]
+        with pytest.raises(cd.errors.AbortedError):
+            groups[2].barrier()
+    assert "on leaving group" not in caplog.text
