@@ -12,7 +12,7 @@ from collectived_proto.types import unscoped_name
 from collectived_proto.version import negotiate_version
 from collectived_runtime.coordinator.core import draining
 from collectived_runtime.coordinator.core.events import JoinAsk
-from collectived_runtime.coordinator.core.registry import FormingGroup, PendingJoin, Registry
+from collectived_runtime.coordinator.core.registry import FormingGroup, Identity, PendingJoin, Registry
 from collectived_runtime.limits.rejections import Limit, format_limit_error
 
 
@@ -43,16 +43,33 @@ def record_rejection(forming: FormingGroup, join: PendingJoin, why: Rejection) -
     text = f"{_describe_join(join)}: {why.brief}"
     if forming.rejected.get(join.identity) == text:
         return False
-    forming.rejected.pop(join.identity, None)
-    forming.rejected[join.identity] = text
-    while len(forming.rejected) > MAX_NAMED:
-        del forming.rejected[next(iter(forming.rejected))]
+    _keep_latest(forming.rejected, join.identity, text)
     return True
 
 
-def rejections_text(forming: FormingGroup) -> str:
-    """`; refused: host a, pid 71: it asked for size 3`, of those who have not come since; '' where there are none."""
-    return f"; refused: {'; '.join(forming.rejected.values())}" if forming.rejected else ""
+def record_withdrawal(forming: FormingGroup, join: PendingJoin, why: str) -> None:
+    """Keep who waits no longer, for those who still do: where all time out together, only who never came is missed."""
+    rank = "" if join.ask.rank is None else f", rank {join.ask.rank}"
+    _keep_latest(forming.withdrawn, join.place, f"{_describe_join(join)}{rank}: {why}")
+
+
+def forget_absence(forming: FormingGroup, join: PendingJoin) -> None:
+    """Who was refused, or waited no longer, is here now; or another takes that rank."""
+    forming.rejected.pop(join.identity, None)
+    forming.withdrawn.pop(join.place, None)
+
+
+def _keep_latest(notes: dict[Identity | int, str], key: Identity | int, text: str) -> None:
+    notes.pop(key, None)
+    notes[key] = text
+    while len(notes) > MAX_NAMED:
+        del notes[next(iter(notes))]
+
+
+def describe_absentees(forming: FormingGroup) -> str:
+    """Say who has not come since it tried: `; refused: host a, pid 71: it asked for size 3; was here: …`."""
+    refused = f"; refused: {'; '.join(forming.rejected.values())}" if forming.rejected else ""
+    return refused + (f"; was here: {'; '.join(forming.withdrawn.values())}" if forming.withdrawn else "")
 
 
 def _find_flaw(ask: JoinAsk, task: int) -> str:

@@ -60,6 +60,11 @@ class PendingJoin:
     def identity(self) -> Identity:
         return (self.task, self.ask.pid, self.ask.device)
 
+    @property
+    def place(self) -> Identity | int:
+        """The rank that was asked for, else who asked."""
+        return self.identity if self.ask.rank is None else self.ask.rank
+
 
 Identity = tuple[int, int, str]
 
@@ -81,7 +86,8 @@ class FormingGroup:
     joins_by_rank: dict[int, PendingJoin] = field(default_factory=dict)  # by the rank asked for
     previous_ranks: dict[Identity, int] = field(default_factory=dict)  # ranks of the previous generation not here yet
     worker_by_versions: dict[VersionRange, int] = field(default_factory=dict)  # one of those that wait, for each
-    rejected: dict[Identity, str] = field(default_factory=dict)  # who tried to join lately, and could not; why
+    rejected: dict[Identity | int, str] = field(default_factory=dict)  # who tried to join lately, and could not; why
+    withdrawn: dict[Identity | int, str] = field(default_factory=dict)  # who was here lately, and waits no longer; why
     complete_at: float | None = None  # elastic: when the settling ends
     progress_sent_at: float | None = None
     is_progress_armed: bool = False  # a timer for the next progress is armed

@@ -23,9 +23,11 @@ from collectived_proto.types import GroupInfo, Member, Peer, unscoped_name
 from collectived_runtime.coordinator.core import faults, scaling
 from collectived_runtime.coordinator.core.admission import (
     Rejection,
+    describe_absentees,
     find_rejection,
+    forget_absence,
     record_rejection,
-    rejections_text,
+    record_withdrawal,
 )
 from collectived_runtime.coordinator.core.events import (
     Effect,
@@ -90,7 +92,7 @@ def handle_join(registry: Registry, task: int, ask: JoinAsk, now: float) -> Iter
     if ask.rank is not None:
         forming.joins_by_rank[ask.rank] = waiting
     forming.previous_ranks.pop(waiting.identity, None)
-    forming.rejected.pop(waiting.identity, None)
+    forget_absence(forming, waiting)
     if len(forming.pending_joins) == forming.max_size:
         yield from _complete(registry, forming, now)
         return
@@ -127,7 +129,7 @@ def handle_join_cancel(registry: Registry, event: JoinCancelled, now: float) -> 
     for forming in list(registry.forming.values()):
         if asked_by in forming.pending_joins:
             registry.counts.withdrawn += 1
-            yield from _remove(registry, forming, [asked_by], now)
+            yield from _remove(registry, forming, [asked_by], "it waits no longer", now)
 
 
 def remove_worker_joins(registry: Registry, task: int, now: float) -> Iterator[Effect]:
@@ -135,7 +137,7 @@ def remove_worker_joins(registry: Registry, task: int, now: float) -> Iterator[E
     for forming in list(registry.forming.values()):
         gone = [request for request in forming.pending_joins if request[0] == task]
         if gone:
-            yield from _remove(registry, forming, gone, now)
+            yield from _remove(registry, forming, gone, f"worker {task} has gone", now)
 
 
 def _arm_settle_timer(registry: Registry, forming: FormingGroup, now: float) -> None:
@@ -187,9 +189,12 @@ def _open(registry: Registry, ask: JoinAsk, now: float) -> FormingGroup:
     return forming
 
 
-def _remove(registry: Registry, forming: FormingGroup, requests: list[tuple[int, str]], now: float) -> Iterator[Effect]:
+def _remove(
+    registry: Registry, forming: FormingGroup, requests: list[tuple[int, str]], why: str, now: float
+) -> Iterator[Effect]:
     for request in requests:
         gone = forming.pending_joins.pop(request)
+        record_withdrawal(forming, gone, why)
         if gone.ask.rank is not None:
             del forming.joins_by_rank[gone.ask.rank]
     here = {waiting.task for waiting in forming.pending_joins.values()}
@@ -249,7 +254,7 @@ def describe_progress(registry: Registry, forming: FormingGroup) -> str:
         ranks = [rank for rank in forming.previous_ranks.values() if rank not in previous.departed]
         if ranks:
             text += f"; {previous_generation_text([previous.info.members[rank] for rank in ranks])}"
-    return text + rejections_text(forming)
+    return text + describe_absentees(forming)
 
 
 def assign_ranks(forming: FormingGroup) -> list[PendingJoin]:
