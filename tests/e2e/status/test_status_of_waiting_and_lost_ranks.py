@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -132,3 +134,23 @@ def test_where_the_ranks_of_a_killed_worker_stood_is_known_from_its_heartbeats(m
         cluster.workers.pop().close()
         for name in ("door-1.sock", "worker-1.sock"):  # which a killed one cannot remove
             (cluster.folder / name).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("transport", ["shared memory", "grpc"])
+def test_a_group_that_a_rank_has_aborted_fails_and_has_ended_when_that_rank_has_left_too(
+    two_workers: Any, transport: str
+) -> None:
+    ways = two_workers.addresses if transport == "shared memory" else two_workers.tcp_addresses
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        sessions = [stack.enter_context(cd.connect(way)) for way in ways]
+        name = f"aborted over {transport}"
+        joins = [pool.submit(one.join, name, 2, rank=rank) for rank, one in enumerate(sessions)]
+        groups = [join.result(20) for join in joins]
+        groups[1].abort("enough")
+        with pytest.raises(cd.errors.AbortedError):
+            groups[0].barrier()
+        groups[0].leave()
+        assert until(two_workers, lambda one: one.generation == groups[0].generation and one.left).state == "failed"
+        with contextlib.suppress(cd.errors.AbortedError):
+            groups[1].leave()
+        until(two_workers, lambda one: one.generation == groups[0].generation and one.state == "ended")

@@ -207,8 +207,12 @@ class FaultReporter:
 
     def report_left(self, rank: int, last: int) -> None:
         """A local rank has left in order, after that instance: whoever goes on without it is to know."""
-        self._send_report(self._record_departure(self._tracker.make_report(ReportKind.LEFT, last, rank=rank)))
+        self.report_gone(rank, last)
         self._add_departures([rank], last + 1)
+
+    def report_gone(self, rank: int, last: int) -> None:
+        """A local rank is there no longer, which nobody waits to know: it left in order, or what it left had failed."""
+        self._send_report(self._record_departure(self._tracker.make_report(ReportKind.LEFT, last, rank=rank)))
 
     def report_worker_left(self, task: int, instance: int) -> None:
         """A worker has said goodbye, which this instance waits for: all its ranks have left in order."""

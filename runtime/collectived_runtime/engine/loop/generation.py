@@ -181,7 +181,9 @@ class Generation:
 
     def leave(self, rank: int) -> None:
         standing = self.tracker.progress[rank]
-        if not standing.has_departed:
+        if self.tracker.release_aborted(rank):
+            self.reporter.report_gone(rank, standing.submitted)
+        elif not standing.has_departed:
             if self.segment is not None:
                 self._end_in_segment(self.segment.left, rank)
             standing.has_departed = True
@@ -204,13 +206,12 @@ class Generation:
             return
         if self.segment is not None:
             self.segment.abort(rank)
-        standing.has_departed = True
+        standing.has_departed = standing.has_aborted = True
         # Its caller may use its memory again as soon as this has been answered, and does not hear that a GPU is at it.
         self.tracker.is_aborted = True
         if self.execution is not None:
             self.links.abandon(self.execution.stop())
-        current = self.tracker.instances.get(self.tracker.next_number)  # it may have been stopped before
-        if current is not None:
+        if (current := self.tracker.instances.get(self.tracker.next_number)) is not None:  # it may be stopped already
             self._completions.track_aborted(current)
         self._communicators.cancel_launches()
         self.point_to_point.discard(rank)
@@ -220,27 +221,26 @@ class Generation:
         """Report that a rank's client is gone."""
         self.point_to_point.drop_receiver(rank)
         standing = self.tracker.progress[rank]
-        if not standing.has_departed:
+        if self.tracker.release_aborted(rank):
+            self.reporter.report_gone(rank, standing.submitted)
+        elif not standing.has_departed:
             if self.segment is not None:
                 self._end_in_segment(self.segment.lost, rank)
             standing.has_departed = True
-            over = self.tracker.find_verdict(standing.submitted + 1) is not None
-            level = logging.DEBUG if over else logging.INFO  # the verdict that follows is the warning
-            log.log(level, "group %s: rank %d is lost: %s", self._name, rank, why)
+            is_news = self.tracker.find_verdict(standing.submitted + 1) is None  # the verdict will warn
+            log.log(logging.INFO if is_news else logging.DEBUG, "group %s: rank %d is lost: %s", self._name, rank, why)
             self.reporter.report_fault(ReportKind.LOST, standing.submitted, rank=rank, text=why)
 
     def report_crash(self, error: Exception) -> None:
         """Report that a defect ends this group loop."""
-        self.reporter.report_local_ranks_lost(
-            f"a defect of collectived ended the group on its worker: {type(error).__name__}: {error}"
-        )
+        text = f"a defect of collectived ended the group on its worker: {type(error).__name__}: {error}"
+        self.reporter.report_local_ranks_lost(text)
 
     @property
     def is_finished(self) -> bool:
         """Whether no local rank is left, nothing that one has sent is on its way, and the others know why."""
-        if not self.tracker.has_no_ranks:
-            return False
-        return self.point_to_point.idle and not self.reporter.is_awaiting_verdict and self.peer_consensus.idle
+        is_told = not self.reporter.is_awaiting_verdict and self.peer_consensus.idle
+        return self.tracker.has_no_ranks and self.point_to_point.idle and is_told
 
     # What runs
 

@@ -139,7 +139,8 @@ class RankProgress:
     op: str = ""
     site: str = ""
     active_at: float = 0.0
-    has_departed: bool = False  # lost or left: submits nothing more
+    has_departed: bool = False  # lost, left or aborted: submits nothing more
+    has_aborted: bool = False  # and is still there
     waits: int = 0
     waited_seconds: float = 0.0
     stack: str = ""  # where its threads were at `stack_at`, one a line
@@ -311,6 +312,12 @@ class InstanceTracker:
         """How many local ranks are still to submit what starts next, where some have; 0 where none has."""
         instance = self.instances.get(self.next_number)
         return 0 if instance is None else len(self.progress) - len(instance.arrivals)
+
+    def release_aborted(self, rank: int) -> bool:
+        """Whether that rank had aborted and was there until now, as the others of the generation that it has ended."""
+        standing = self.progress[rank]
+        had_aborted, standing.has_aborted = standing.has_aborted, False
+        return had_aborted
 
     @property
     def has_no_ranks(self) -> bool:
