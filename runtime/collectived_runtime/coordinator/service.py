@@ -58,7 +58,7 @@ from collectived_runtime.logs import verdict_fields
 INSPECTION_SECONDS = 0.3
 TRIM_DELAY_SECONDS = 15.0  # after a worker's stream has ended: what is known of a worker that is lost is gone by then
 MAX_GROUP_SENDS = 64  # workers to which a group is being sent at the same time
-FAREWELL_SECONDS = 1.0  # in which a worker that has said goodbye takes what is being written
+FAREWELL_SECONDS = 1.0  # in which a worker that says nothing more takes what is being written
 GROUP_SEND_SECONDS = 0.1  # for so long one that does not read may keep others waiting
 
 _log = logging.getLogger("collectived.coordinator")
@@ -139,7 +139,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         why = "its stream was cancelled"
         try:
             await asyncio.wait((reading, writing), return_when=asyncio.FIRST_COMPLETED)
-            if line.has_said_goodbye:  # gRPC may never end a call whose write is cancelled
+            if not writing.done():  # gRPC may never end a call whose write is cancelled
                 line.outgoing.put_nowait(None)
                 await asyncio.wait((writing,), timeout=FAREWELL_SECONDS)
             why = "its stream ended"

@@ -1,10 +1,12 @@
-"""How the stream of a worker that says goodbye ends."""
+"""How the stream of a worker ends that says nothing more."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+
+import pytest
 
 from collectived_proto.v1 import common_pb2, coordinator_pb2
 from collectived_runtime.coordinator.core.coordinator import Coordinator
@@ -24,7 +26,8 @@ class SlowCall:
         self.written.append(message.WhichOneof("message"))
 
 
-def test_a_worker_that_says_goodbye_at_once_is_sent_what_is_being_written() -> None:
+@pytest.mark.parametrize("says_goodbye", [True, False])
+def test_a_worker_that_ends_its_stream_at_once_is_sent_what_is_being_written(says_goodbye: bool) -> None:
     """A write that is cancelled may leave gRPC with a call that never ends."""
 
     async def story() -> None:
@@ -34,12 +37,13 @@ def test_a_worker_that_says_goodbye_at_once_is_sent_what_is_being_written() -> N
         async def requests() -> AsyncIterator[coordinator_pb2.WorkerMessage]:
             yield coordinator_pb2.WorkerMessage(hello=coordinator_pb2.Hello(task=0, protocol=protocol, incarnation="i"))
             await call.begun.wait()
-            yield coordinator_pb2.WorkerMessage(goodbye=coordinator_pb2.Goodbye())
+            if says_goodbye:
+                yield coordinator_pb2.WorkerMessage(goodbye=coordinator_pb2.Goodbye())
 
         service = CoordinatorService(Coordinator(1_000_000, 5.0, 1.0), "job", "unix:/nowhere")
         attached = asyncio.create_task(service.Attach(requests(), call))
         await call.begun.wait()
-        for _ in range(100):  # turns of the loop, in which the goodbye is heard
+        for _ in range(100):  # turns of the loop, in which the end is heard
             await asyncio.sleep(0)
         call.through.set()
         await asyncio.wait_for(attached, 20)
