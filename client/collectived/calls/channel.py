@@ -199,11 +199,15 @@ class RankChannel(ABC):
 
     def _on_own_failure(self, error: BaseException) -> None:
         """This process could not do what nobody will do again: that is the end of the generation."""
-        if not self.rank_state.is_over:
+        verdict = self.rank_state.verdict if self.rank_state.is_over else None
+        if verdict is not None and self.rank_state.has_aborted:  # which ends calls that are in flight all the same
+            return
+        if verdict is None:
             cause, text = Cause.ABORTED, type(error).__name__  # such as SystemExit, out of a handler of a signal
             if isinstance(error, Exception):
                 cause, text = classify_failure(error)
-            self._end_generation(self.rank_state.make_verdict(cause, text), self._cutoff_ack_timeout)
+            verdict = self.rank_state.make_verdict(cause, text)
+        self._end_generation(verdict, self._cutoff_ack_timeout)
 
     def _wait(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> None:
         call.begin_wait(monotonic())

@@ -59,9 +59,14 @@ class RankState:
         """Whether this generation has failed and the group does not go on in another."""
         return self.verdict is not None and not self.verdict.successor
 
+    @property
+    def has_aborted(self) -> bool:
+        """Whether this rank has ended this generation itself."""
+        return self._aborted_generation == self.generation
+
     def claim_abort(self) -> bool:
         """Whether the worker is still to be told that this rank aborts this generation; asked by who tells it."""
-        first = self._aborted_generation != self.generation
+        first = not self.has_aborted
         self._aborted_generation = self.generation
         return first
 

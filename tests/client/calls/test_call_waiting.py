@@ -249,6 +249,22 @@ def test_calls_before_the_failed_one_still_succeed_and_end_before_the_successor_
     assert first.wait() == 2
 
 
+def test_what_cannot_be_taken_in_ends_all_that_is_in_flight_in_a_generation_that_is_over_too(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = make()
+    far, group = setting.far, setting.group
+    verdict = far.verdict(Code.UNAVAILABLE, "rank 1 is lost", 1)
+    far.answer = lambda ring: [] if ring.instance == 0 else [far.failed(1, verdict)]
+    first = group.all_reduce("sum", 1, async_op=True)
+    with pytest.raises(cd.errors.UnavailableError):
+        group.all_reduce("sum", [1])
+    monkeypatch.setattr(group._channel, "_handle", lambda *_: cd.errors.ResourceExhaustedError("no descriptor is left"))
+    far.doorbell.send(far.complete(far.rings[0])[0])
+    with pytest.raises(cd.errors.UnavailableError, match="rank 1 is lost"):
+        first.result(5)
+
+
 def test_a_verdict_that_nobody_asked_for_is_raised_by_leave(make: Any) -> None:
     setting = make()
     setting.group.broadcast(1)
