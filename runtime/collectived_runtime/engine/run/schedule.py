@@ -13,7 +13,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,7 +127,7 @@ def execute(plan: WidePlan, memory: PlanMemory, transport: PlanTransport) -> Ite
     stamp, marks = transport.frames, transport.marks
     for number, moves in enumerate(plan):
         under_way: list[_PendingSend | _PendingReceive] = []
-        collects: list[tuple[Span, list[Array]]] = []
+        collects: list[_Collected] = []
         for move in moves:
             match move:
                 case FinishMove(span, source):
@@ -151,9 +151,9 @@ def execute(plan: WidePlan, memory: PlanMemory, transport: PlanTransport) -> Ite
             under_way = left
             if under_way:
                 yield YIELD_NOW if moved else [(one.link, one.poll_events) for one in under_way]
-        for span, parts in collects:
+        for collected in collects:
             assert isinstance(memory, Buffers)
-            _fold_in_order(memory, span, parts)
+            _fold_in_order(memory, collected)
 
 
 def _start_transfers(
@@ -161,7 +161,7 @@ def _start_transfers(
     buffers: Buffers,
     transport: PlanTransport,
     number: int,
-    collects: list[tuple[Span, list[Array]]],
+    collects: list[_Collected],
 ) -> Iterator[_PendingSend | _PendingReceive]:
     """The transfers of a move in round `number`; what is to be folded when the round ends is added to `collects`."""
     links, stamp = transport.links, transport.frames
@@ -174,27 +174,36 @@ def _start_transfers(
             place = InPlaceTarget(part) if fold is None else FoldTarget(buffers, move, fold)
             yield _PendingReceive(transport, links[peer], place, _make_frames(part, span, stamp, number))
         case CollectMove(order, span, mine):
-            parts = _allocate_parts(buffers, order, span, mine, links)
-            collects.append((span, parts))
+            part = buffers.view(mine, span)
+            parts = [np.empty_like(part) if peer in links else part for peer in order]
+            collects.append(_Collected(span, parts, mine_is_first=order[0] not in links))
             for peer, part in zip(order, parts, strict=True):
                 if peer in links:
                     frames = _make_frames(part, span, stamp, number)
                     yield _PendingReceive(transport, links[peer], InPlaceTarget(part), frames)
 
 
-def _allocate_parts(
-    buffers: Buffers, order: Sequence[int], span: Span, mine: Buffer, links: Mapping[int, Link]
-) -> list[Array]:
-    """Memory for what each of `order` contributes; mine is there already."""
-    part = buffers.view(mine, span)
-    return [np.empty_like(part) if peer in links else part for peer in order]
+class _Collected(NamedTuple):
+    """What each has contributed to a span, in the order in which it is folded; mine lies where it lay before."""
+
+    span: Span
+    parts: list[Array]
+    mine_is_first: bool
 
 
-def _fold_in_order(buffers: Buffers, span: Span, parts: Sequence[Array]) -> None:
-    total = parts[0].copy()  # SCRATCH may be the memory of a part that has not been folded yet
-    for part in parts[1:]:
-        buffers.fold(total, part, total)
-    np.copyto(buffers.view(Buffer.SCRATCH, span), total)
+def _fold_in_order(buffers: Buffers, collected: _Collected) -> None:
+    """Fold in memory of what has come, which nobody reads again; the last fold goes where the total is to lie.
+
+    That may be the memory of my part, which has been folded by then or is an operand of this fold.
+    """
+    span, (total, *others), mine_is_first = collected
+    out = buffers.view(Buffer.SCRATCH, span)
+    for number, part in enumerate(others, 1):
+        target = out if number == len(others) else part if mine_is_first and number == 1 else total
+        buffers.fold(total, part, target)
+        total = target
+    if not others:
+        np.copyto(out, total)
 
 
 def _as_bytes(part: Array) -> memoryview:

@@ -14,13 +14,14 @@ from tests.fakes.loopback import LoopbackNetwork
 from collectived_proto.types import DType, ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.engine.run.schedule import Buffers, PlanTransport, Wait, execute
-from collectived_runtime.plan import ring, tree
-from collectived_runtime.plan.moves import Plan, Span
+from collectived_runtime.plan import one_shot, ring, tree
+from collectived_runtime.plan.moves import Span
+from collectived_runtime.plan.wide_moves import WidePlan
 from collectived_runtime.transport.frame import FrameTemplate, parse
 from collectived_runtime.transport.link import Link, LinkBroken
 
 Array = NDArray[Any]
-Algorithm = Callable[[Sequence[int], int, Span], Plan]
+Algorithm = Callable[[Sequence[int], int, Span], WidePlan]
 
 STAMP = FrameTemplate(key=1, generation=2, instance=3, pack=0, shard=0, plan=b"planplan", chain=b"chainchn")
 SUM = Arithmetic(ReduceOp.SUM, DType.FLOAT32, DType.FLOAT32, 1)
@@ -77,6 +78,31 @@ def test_every_participant_ends_with_the_same_bits_of_the_right_sum(
         assert output.tobytes() == outputs[0].tobytes()
     for before, after in zip(kept, inputs, strict=True):
         assert before.tobytes() == after.tobytes()
+
+
+@pytest.mark.parametrize("is_in_place", [True, False], ids=["partial sums over the input", "apart"])
+@pytest.mark.parametrize("size", range(1, 6))
+def test_one_shot_folds_from_left_to_right_wherever_its_memory_lies(size: int, is_in_place: bool) -> None:
+    random = np.random.default_rng(size)
+    inputs = [random.standard_normal(1001, np.float32) for _ in range(size)]
+    wanted = inputs[0].copy()
+    for one in inputs[1:]:
+        wanted = wanted + one
+    given, links = [one.copy() for one in inputs], LoopbackNetwork().links(range(size))
+    outputs = [one if is_in_place else np.full_like(one, np.nan) for one in given]
+    run_all(
+        {
+            me: execute(
+                one_shot.all_reduce(range(size), me, Span(0, 1001)),
+                sums(given[me], outputs[me], outputs[me]),
+                PlanTransport(links[me], STAMP, never),
+            )
+            for me in range(size)
+        }
+    )
+    assert [output.tobytes() for output in outputs] == [wanted.tobytes()] * size
+    if not is_in_place:
+        assert [one.tobytes() for one in given] == [one.tobytes() for one in inputs]
 
 
 def test_buffers_of_a_few_bytes_in_between_do_not_dead_lock_full_duplex() -> None:
