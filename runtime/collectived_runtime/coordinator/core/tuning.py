@@ -11,9 +11,10 @@ from collectived_runtime.plan.auto import HostLayout, Row, choose
 from collectived_runtime.plan.cost_model import LinkClass, Model
 
 CANDIDATES = ("tree", "halving_doubling", "ring", "shuffle")
-ONE_SHOT_BYTES = 64 << 10
+COLLECTED_BYTES = 512 << 10
 """One shot keeps what everybody sent apart until it folds: worth it only while that stays in the cache."""
-
+ONE_SHOT_BYTES = 64 << 10
+"""Vectors so small go by one shot on any number of workers for which the model finds it the fastest."""
 
 MAX_STORED = 1024
 """Tables of measurements that are kept, by name and shape of the group."""
@@ -33,27 +34,30 @@ def make_table(peers: Sequence[Peer], model: Model | None = None) -> tuple[Tier,
     """The table of a generation of these workers; `model` is what its links were measured to be, if they were."""
     hosts = tuple(len(peer.ranks) for peer in peers)
     topology = HostLayout(hosts, model or Model())
-    large = [row for row in choose(topology, CANDIDATES) if row.limit < 0 or row.limit > ONE_SHOT_BYTES]
+    most = _one_shot_limit(len(hosts))
+    large = [row for row in choose(topology, CANDIDATES) if row.limit < 0 or row.limit > most]
+    rows = choose(topology, ("one_shot", *CANDIDATES))
     small = [
-        replace(row, limit=ONE_SHOT_BYTES if row.limit < 0 else min(row.limit, ONE_SHOT_BYTES))
-        for row in choose(topology, ("one_shot", *CANDIDATES))
-        if row.limit < 0 or row.limit // 2 < ONE_SHOT_BYTES
+        replace(row, limit=most if row.limit < 0 else min(row.limit, most))
+        for row, above in zip(rows, [0, *(row.limit for row in rows)], strict=False)
+        if above < most
     ]
     if all(row.algorithm != "one_shot" for row in small):
         small, large = [], list(choose(topology, CANDIDATES))
-    rows = _merge_rows([*_drop_unreachable(small), *large])
-    return tuple(Tier(row.algorithm, row.shards, row.limit, large[-1].bytes_per_pack) for row in rows)
+    table = _merge_rows([*small, *large])
+    return tuple(Tier(row.algorithm, row.shards, row.limit, large[-1].bytes_per_pack) for row in table)
+
+
+def _one_shot_limit(hosts: int) -> int:
+    """Bytes of the largest vector that may go by one shot: a power of two, as all limits of a table."""
+    most = COLLECTED_BYTES // (hosts - 1) if hosts > 1 else 0
+    return max(ONE_SHOT_BYTES, 1 << most.bit_length() >> 1)
 
 
 def _merge_rows(rows: Sequence[Row]) -> list[Row]:
     """Drop rows that say what the next one says."""
     said = [(row.algorithm, row.shards) for row in rows]
     return [row for index, row in enumerate(rows) if said[index : index + 1] != said[index + 1 : index + 2]]
-
-
-def _drop_unreachable(rows: Sequence[Row]) -> list[Row]:
-    """Drop rows whose limit an earlier one has reached."""
-    return [row for index, row in enumerate(rows) if not index or row.limit > rows[index - 1].limit]
 
 
 def worst_case_model(links: Sequence[LinkMeasured]) -> Model:
