@@ -101,8 +101,10 @@ wheels: $(WHEELS_VENV)/installed $(READY) ## build and check one wheel per archi
 	$(WHEELS_VENV)/bin/python native/build_wheels.py
 	COLLECTIVED_TEST_WHEELS=1 $(BIN)/python -m pytest -n 0 tests/native/test_compile_core.py
 
-docs: $(READY) ## write docs/reference, docs/configuration.md, and the simulator's figures in docs/algorithms.md
+docs: $(READY) ## write docs/reference, docs/configuration.md, the chart of performance, and the simulator's figures in docs/algorithms.md
 	$(BIN)/python -m tests.docs.pages
+	$(BIN)/python -m tests.docs.cli_page
+	$(BIN)/python -m tests.docs.performance_chart
 	$(BIN)/python tests/docs/algorithms_page.py
 	$(BIN)/python -m tests.docs.configuration
 

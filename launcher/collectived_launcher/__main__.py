@@ -1,6 +1,6 @@
 """The `collectived` command.
 
-Exit status: 0 done, 1 something failed, 2 wrong usage, 3 nobody to talk to, 130 interrupted.
+Exit status: 0 done, 1 something failed, 2 wrong usage, 3 no daemon reachable, 130 interrupted.
 """
 
 from __future__ import annotations

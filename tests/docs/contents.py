@@ -14,6 +14,7 @@ REFERENCE = ROOT / "docs" / "reference"
 EXAMPLES = ROOT / "docs" / "examples"
 HOOK = "integrations.torch.allreduce_hook"
 WRITTEN_BY_HAND = ("environment",)
+OF_COMMANDS = ("cli",)  # tests/docs/cli_page.py writes it
 
 CONTENTS = {
     "Sessions and groups": [

@@ -76,8 +76,8 @@ def page(name: str) -> str:
 
 
 def index() -> str:
-    where = "[README.md](../../README.md#commands)"
-    lines = ["# Reference", "", f"One page per public name; `cd` is `collectived`. The command is in {where}.", ""]
+    where = "[cli.md](cli.md)"
+    lines = ["# Reference", "", f"One page per public name; `cd` is `collectived`. The commands are in {where}.", ""]
     for title, part in CONTENTS.items():
         lines += [f"## {title}", "", "| name | |", "|---|---|"]
         lines += [f"| [`{name}`]({name}.md) | {linked(summary(name), 'README')} |" for name in part] + [""]

@@ -43,6 +43,22 @@ def test_the_program_prints_what_is_printed_there(tmp_path: Path, environment: d
     assert not unexpected(done.stderr)
 
 
+def test_it_fits_on_few_screens() -> None:
+    assert len(README.splitlines()) <= 120
+
+
+def test_it_has_the_commands_that_a_newcomer_types_first() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for verb in ("demo", "test"):
+        assert f"`make {verb}`" in README and re.search(rf"^{verb}:", makefile, re.MULTILINE)
+
+
+def test_pytorch_programs_change_the_word_that_the_torch_tests_use() -> None:
+    (line,) = re.findall(r"`torch\.distributed\.(init_process_group\([^`]*\))`", README)
+    programs = "".join(path.read_text() for path in (ROOT / "tests/e2e/torch").glob("*.py"))
+    assert line in programs
+
+
 def unexpected(said: str) -> list[str]:
     """What is on standard error beyond the warnings of a machine on which some rank was late for a second."""
     return [line for line in said.splitlines() if not re.search(r"has (been waiting|waited) for \d", line)]

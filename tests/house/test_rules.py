@@ -6,11 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-import click
-import pytest
-
 import collectived
-from collectived_launcher.__main__ import collectived as command
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = [
@@ -24,7 +20,6 @@ PACKAGES = [
 ]
 MODULES = [path for package in PACKAGES for path in sorted(package.rglob("*.py"))]
 WRITTEN = [path for path in MODULES if not re.search(r"_pb2(_grpc)?$", path.stem)]
-README = (ROOT / "README.md").read_text()
 
 
 def name(path: Path) -> str:
@@ -82,25 +77,6 @@ def test_every_module_says_what_it_is() -> None:
 
 def test_every_package_is_typed() -> None:
     assert all((package / "py.typed").exists() for package in PACKAGES)
-
-
-@pytest.mark.parametrize("verb", sorted(command.commands))
-def test_every_command_is_documented(verb: str) -> None:
-    assert f"`collectived {verb}" in README
-
-
-@pytest.mark.parametrize(
-    ("verb", "option"),
-    [
-        (verb, option)
-        for verb in sorted(command.commands)
-        for parameter in command.commands[verb].params
-        if isinstance(parameter, click.Option)
-        for option in parameter.opts
-    ],
-)
-def test_every_option_is_documented(verb: str, option: str) -> None:
-    assert f"`{option}" in README, f"`collectived {verb}` has {option}, README.md does not say so"
 
 
 def test_every_verb_of_the_makefile_is_listed() -> None:

@@ -105,7 +105,11 @@ def parse_size(context: click.Context, parameter: click.Parameter, value: str | 
 @click.option("--timeout", type=float, callback=seconds, metavar="SECONDS", help="Of each collective.  [default: none]")
 @click.option("--check/--no-check", default=True, help="Compare every size's results with the known answer.")
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="Also draw it: .png, .svg or .pdf.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Also draw it: .png, .svg or .pdf (needs collectived[plot]).",
+)
 def bench(**given: Any) -> int:
     """Measure a collective: size, time, bandwidths and wrong results.
 

@@ -52,20 +52,32 @@ class RunningWorkers:
     "--nproc-per-node",
     "--nproc_per_node",
     type=click.IntRange(min=1),
+    metavar="N",
     help="Clients (processes of your program) per worker; default: the host's slots.",
 )
 @click.option("-n", "-np", "ranks", type=click.IntRange(min=1), metavar="N", help="Ranks in all, as with mpirun.")
 @click.option("--ssh", "ssh_command", default="ssh", show_default=True, help="OpenSSH's client, with options.")
-@click.option("--timeout", callback=parse_time, metavar="TIME", help="Default for collectives; none if 0.")
+@click.option(
+    "--timeout",
+    callback=parse_time,
+    metavar="TIME",
+    help="Timeout of collectives where neither the call nor the group has one; 0: none.",
+)
 @click.option(
     "--grace",
     callback=parse_time,
     metavar="TIME",
     default="10s",
     show_default=True,
-    help="After the first failure the others have this long to see their error and end.",
+    help="Time after the first failure before the other ranks get SIGTERM; SIGKILL follows 5 s later.",
 )
-@click.option("--max-restarts", type=click.IntRange(min=0), default=0, help="Start a failed client again, this often.")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    metavar="N",
+    default=0,
+    help="Start a failed client again, this often.",
+)
 @click.option("--log-dir", type=click.Path(path_type=Path, file_okay=False), help="Also write one file per process.")
 @click.option("--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="Give this variable to PROGRAM.")
 @click.option("--chdir", default="", metavar="FOLDER", help="Where PROGRAM runs.  [default: this folder]")

@@ -27,16 +27,22 @@ from collectived_proto.ipc import job_files
 
 
 @click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
-@click.option("--workers", type=click.IntRange(min=1), help="Workers on this host.  [default: 1]")
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Workers on this host.  [default: 1]")
 @click.option(
     "--clients",
     "--nproc-per-node",
     "--nproc_per_node",
     type=click.IntRange(min=1),
+    metavar="N",
     help="Clients (processes of your program) per worker.  [default: 1]",
 )
 @click.option("-n", "-np", "ranks", type=click.IntRange(min=1), metavar="N", help="Ranks in all, as with mpirun.")
-@click.option("--hosts", default="", metavar="HOST[:CLIENTS],...", help="Hosts, each with one worker, over ssh.")
+@click.option(
+    "--hosts",
+    default="",
+    metavar="HOST[:CLIENTS],...",
+    help="Hosts with one worker each, over ssh; localhost: this one.",
+)
 @click.option(
     "--hostfile",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -50,7 +56,10 @@ from collectived_proto.ipc import job_files
     help="Where the coordinator runs: on the first host, or here.",
 )
 @click.option(
-    "--interface", default="", metavar="NAME|NETWORK", help="By which hosts reach each other: eth0, 10.0.0.0/8."
+    "--interface",
+    default="",
+    metavar="NAME|NETWORK",
+    help="The network by which hosts reach each other: eth0, 10.0.0.0/8.  [default: that of the route between them]",
 )
 @click.option("--ssh", "ssh_command", default="ssh", show_default=True, help="OpenSSH's client, with options of yours.")
 @click.option("--python", default="", help="Interpreter on the other hosts that has collectived.  [default: this one]")
@@ -65,9 +74,15 @@ from collectived_proto.ipc import job_files
     metavar="SECONDS",
     default=30.0,
     show_default=True,
-    help="Give up a host that is not heard from for so long; it then ends what runs there.",
+    help="Declare a host lost after this many seconds of silence; its processes are stopped.",
 )
-@click.option("--timeout", type=float, callback=seconds, metavar="SECONDS", help="Default for collectives; none if 0.")
+@click.option(
+    "--timeout",
+    type=float,
+    callback=seconds,
+    metavar="SECONDS",
+    help="Timeout of collectives where neither the call nor the group has one; 0: none.  [default: none]",
+)
 @click.option(
     "--grace",
     type=float,
@@ -75,44 +90,70 @@ from collectived_proto.ipc import job_files
     metavar="SECONDS",
     default=10.0,
     show_default=True,
-    help="After the first failure the others have this long to see their error and end.",
+    help="Time after the first failure before the other ranks get SIGTERM; SIGKILL follows 5 s later.",
 )
 @click.option("--log-dir", type=click.Path(path_type=Path, file_okay=False), help="Also write one file per process.")
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
+    metavar="N",
     default=0,
     show_default=True,
-    help="Start a failed client again with its RANK, this often; COLLECTIVED_RESTART counts.",
+    help="Start each failed client again with its RANK, at most this often; COLLECTIVED_RESTART counts.",
 )
 @click.option(
     "--daemon-restarts",
     type=click.IntRange(min=0),
+    metavar="N",
     default=restarts.DEFAULT_MAX_RESTARTS,
     show_default=True,
-    help="Start a coordinator or worker that died again, this often each within 5 minutes; then the job fails.",
+    help="Start a coordinator or worker that died again, with growing pauses, at most this often each within 5 "
+    "minutes; then the job fails. 0: never.",
 )
-@click.option("--tune", is_flag=True, help="Measure the links when a group forms; later runs use what was found.")
+@click.option(
+    "--tune",
+    is_flag=True,
+    help="Measure the links when a group forms, and store what AUTO is to choose under the group's name and shape; "
+    "later runs with --tune use it without measuring.",
+)
 @click.option(
     "--metrics",
     is_flag=True,
-    help="Each daemon serves Prometheus metrics at a port of its own; says where, and where the token for them is.",
+    help="Each daemon serves Prometheus metrics at a port of its own, for callers with the job's viewing token; launch "
+    "prints where both are.",
 )
 @click.option(
     "--http",
     callback=check_http_address,
     metavar="[HOST:]PORT",
-    help="Serve a web page that shows what `status` shows to whoever has its link; on the loopback unless told HOST; "
-    "0: a free port.",
+    help="Serve a web page that shows what `status` shows, live, to everybody who has the printed link; on the "
+    "loopback without HOST; port 0: a free one.",
 )
 @click.option(
-    "--tls-cert", metavar="FILE", help="Encrypt what daemons say over TCP: a host's certificate, on every host."
+    "--tls-cert",
+    metavar="FILE",
+    help="Encrypt what daemons say over TCP, links between workers too: the certificate of a host, at the same path on "
+    "every host.",
 )
-@click.option("--tls-key", metavar="FILE", help="The file with its private key.")
-@click.option("--tls-ca", metavar="FILE", help="Of authorities: who comes over TCP proves by a certificate who it is.")
-@click.option("--log-level", help="What the daemons say: debug, info, warning or error.")
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="How they say it: json is one object a line.")
-@click.option("--otel", is_flag=True, help="Workers send OpenTelemetry spans, one per collective.")
+@click.option("--tls-key", metavar="FILE", help="The private key of --tls-cert, at the same path on every host.")
+@click.option(
+    "--tls-ca",
+    metavar="FILE",
+    help="Certificates of authorities, at the same path on every host: callers over TCP must show one of theirs.",
+)
+@click.option(
+    "--log-level",
+    metavar="LEVEL",
+    help="From which level on daemons write logs: debug, info, warning, error.  [default: warning]",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    help="How daemons write logs; json: one object a line.  [default: text]",
+)
+@click.option(
+    "--otel", is_flag=True, help="Workers send OpenTelemetry spans, one per collective (needs collectived[otel])."
+)
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
 def launch(
     workers: int | None,
@@ -146,7 +187,7 @@ def launch(
     """Run PROGRAM as WORKERS x CLIENTS ranks on this host, or on those of --hosts.
 
     Starts a coordinator, the workers and one process of PROGRAM per rank, shows what they print, and takes everything
-    down when they have ended, when one fails, or on Ctrl-C. In an allocation of Slurm's its nodes are the hosts.
+    down when they have ended, when one fails, or on Ctrl-C. In a Slurm allocation, its nodes are the hosts.
     """
     wish = HostOptions(workers, clients, hosts, hostfile, ssh_command, python, host_timeout)
     places = choose_hosts(wish, os.environ, program)

@@ -19,7 +19,11 @@ _NON_TTY_WIDTH = 160  # columns where the output is not a terminal
 @click.option(
     "--worker", metavar="ADDRESS", help="Ask this worker (unix:/path or host:port); default: the running job's."
 )
-@click.option("--wide", is_flag=True, help="Also workers, ranks, what is in flight and every failure that is known.")
+@click.option(
+    "--wide",
+    is_flag=True,
+    help="Also what is in flight and why it is carried so, what AUTO chooses, workers, ranks and all known failures.",
+)
 @click.option("--group", metavar="NAME", help="All about this group.")
 @click.option("--host", metavar="NAME", help="All about this host: its workers, and the ranks that they have.")
 @click.option("--json", "as_json", is_flag=True, help="The answer as JSON; every field is described in docs/status.md.")

@@ -23,7 +23,10 @@ _NAMES_QUERY_BYTES = 256 << 10  # bytes of each worker, to say which groups ther
 
 @click.command()
 @click.option(
-    "--last", callback=parse_time_span, metavar="TIME", help="Only the last 30s, 5m, 1h; default: all that is kept."
+    "--last",
+    callback=parse_time_span,
+    metavar="TIME",
+    help="Only what ended within this time (500ms, 30s, 5m, 1h), and what has not ended.  [default: all that is kept]",
 )
 @click.option("--group", metavar="NAME", default="", help="Only this group.")
 @click.option(

@@ -37,7 +37,7 @@ class SimulateOptions:
 
 def parse_arguments(arguments: list[str]) -> SimulateOptions:
     """End the process with status 2 and the reason where the arguments make no sense."""
-    parser = _parser()
+    parser = build_parser()
     options = parser.parse_args(arguments)
     if options.hosts is not None and (options.workers is not None or options.devices is not None):
         parser.error("--hosts gives the devices of every worker: expected either it or --workers and --devices")
@@ -57,7 +57,8 @@ def parse_arguments(arguments: list[str]) -> SimulateOptions:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """The options of `collectived simulate`."""
     parser = argparse.ArgumentParser(
         prog="collectived simulate",
         description="Predict what an all-reduce costs on hosts that need not exist, from the plans that would run.",

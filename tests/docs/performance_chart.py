@@ -1,0 +1,77 @@
+"""docs/performance.svg: `python -m tests.docs.performance_chart` (`make docs`) draws it again.
+
+Its figures are those of the table in docs/performance.md, which `make bench` writes.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import NamedTuple
+
+from tests.docs.contents import ROOT
+
+PAGE = ROOT / "docs" / "performance.md"
+CHART = ROOT / "docs" / "performance.svg"
+RANKS, SIZE = "4 ranks", "16 MiB"
+_UNITS = {"µs": 1e-3, "ms": 1.0, "s": 1e3}
+_WIDTH, _LEFT, _BAR, _STEP, _TOP = 720, 280, 16, 24, 44
+
+
+class Figure(NamedTuple):
+    name: str
+    text: str
+    milliseconds: float
+
+    @property
+    def is_ours(self) -> bool:
+        return self.name.startswith("collectived")
+
+
+def figures(page: str) -> list[Figure]:
+    """What was measured, in the order of the table; floors are no libraries."""
+    found = re.search(rf"^\| {RANKS} \|.*\n\|[-:|]+\|\n((?:\|.*\n)+)", page, re.MULTILINE)
+    assert found is not None, f"{PAGE.name} has no table of {RANKS}"
+    column = [cell.strip() for cell in found[0].splitlines()[0].split("|")].index(SIZE)
+    rows = [[cell.strip() for cell in line.split("|")] for line in found[1].splitlines()]
+    return [_figure(row[1], row[column]) for row in rows if not row[1].startswith("floor")]
+
+
+def _figure(name: str, text: str) -> Figure:
+    number, unit = text.split()
+    return Figure(re.sub(r"[*`]", "", name), text, float(number) * _UNITS[unit])
+
+
+def measured(page: str) -> str:
+    """The day and the machine, from the line above the tables."""
+    found = re.search(r"^<!-- compare -->\n\n(\d{4}-\d\d-\d\d), ([^,]*), ", page, re.MULTILINE)
+    assert found is not None
+    return f"{found[1]}, {found[2]}"
+
+
+def fresh(page: str) -> str:
+    """The chart as the table is now."""
+    rows = figures(page)
+    longest = max(row.milliseconds for row in rows)
+    height = _TOP + _STEP * len(rows) + 8
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
+        'font-family="sans-serif" font-size="13">',
+        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
+        f'<text x="12" y="20" fill="#222222">all_reduce of {SIZE}, {RANKS} on one host; less is better</text>',
+        f'<text x="12" y="36" fill="#666666" font-size="11">measured {html.escape(measured(page))}</text>',
+    ]
+    for place, row in enumerate(rows):
+        y = _TOP + _STEP * place
+        width = (_WIDTH - _LEFT - 80) * row.milliseconds / longest
+        colour = "#1f6feb" if row.is_ours else "#9aa4ae"
+        lines += [
+            f'<text x="{_LEFT - 8}" y="{y + 13}" text-anchor="end" fill="#222222">{html.escape(row.name)}</text>',
+            f'<rect x="{_LEFT}" y="{y}" width="{width:.1f}" height="{_BAR}" fill="{colour}"/>',
+            f'<text x="{_LEFT + width + 6:.1f}" y="{y + 13}" fill="#222222">{html.escape(row.text)}</text>',
+        ]
+    return "\n".join([*lines, "</svg>", ""])
+
+
+if __name__ == "__main__":
+    CHART.write_text(fresh(PAGE.read_text()))

@@ -1,0 +1,28 @@
+"""docs/performance.svg shows the figures of docs/performance.md, and no others."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from tests.docs.performance_chart import CHART, PAGE, figures, fresh
+
+TEXT = PAGE.read_text()
+
+
+def test_the_chart_is_of_the_table() -> None:
+    assert fresh(TEXT) == CHART.read_text(), "run `make docs` and commit the result"
+
+
+def test_every_bar_is_as_long_as_its_figure() -> None:
+    tree = ElementTree.fromstring(CHART.read_text())
+    bars = [float(one.attrib["width"]) for one in tree if one.tag.endswith("rect")][1:]
+    rows = figures(TEXT)
+    assert len(bars) == len(rows) > 4
+    assert all(
+        abs(bar / row.milliseconds - bars[0] / rows[0].milliseconds) < 0.1 for bar, row in zip(bars, rows, strict=True)
+    )
+
+
+def test_a_figure_that_is_not_in_the_table_is_noticed() -> None:
+    assert fresh(re.sub(r"\d+ ms", "1 ms", TEXT)) != fresh(TEXT)
