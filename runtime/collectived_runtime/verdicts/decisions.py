@@ -122,8 +122,10 @@ def judge_expiry(
     return Decision(Cause.DEADLINE, text, tuple(absent))
 
 
-def judge_mismatch(what: str, arrived: Mapping[int, RankPosition], details: str) -> Decision:
+def judge_mismatch(what: str, arrived: Mapping[int, RankPosition], details: str, size: int) -> Decision:
     """Ranks submitted different collectives: who differs from the majority, as far as their contracts are known.
+
+    Where those of the `size` ranks that have not come decide who the majority is, all that have come are named.
 
     Args:
         details: what is wrong with a collective, though all may have submitted the same; '' where nothing is.
@@ -132,9 +134,18 @@ def judge_mismatch(what: str, arrived: Mapping[int, RankPosition], details: str)
     if not others:
         side = f"\n  {_describe_side(us, _representative(us, arrived))}" if details and us else ""
         return Decision(Cause.MISMATCH, f"{what}: {details or 'the ranks differ in what they submitted'}{side}")
-    differing = tuple(sorted(rank for side in others for rank in side))
+    if is_majority_undecided(us, others, size):
+        what += f"; {len(arrived)} of {size} ranks have come, so that it is not known which of these are mistaken"
+        differing = tuple(sorted(arrived))
+    else:
+        differing = tuple(sorted(rank for side in others for rank in side))
     text = _mismatch_text(what, arrived, us, others)
     return Decision(Cause.MISMATCH, text, (), differing, differing[0] if len(differing) == 1 else None)
+
+
+def is_majority_undecided(us: Sequence[int], others: Sequence[Sequence[int]], size: int) -> bool:
+    """Whether contracts differ, no side has most of the ranks yet, and some rank has not come."""
+    return bool(others) and len(us) + sum(map(len, others)) < size and 2 * len(us) <= size
 
 
 def split_majority(arrived: Mapping[int, RankPosition]) -> tuple[list[int], list[list[int]]]:

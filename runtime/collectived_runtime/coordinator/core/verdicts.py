@@ -98,15 +98,11 @@ def judge(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now
 
 
 def is_majority_undecided(generation: GroupRun, instance: int) -> bool:
-    """Whether contracts differ, no side has most of the ranks yet, and some rank has not come."""
+    """Whether ranks that have not come decide who differs from most."""
     evidence = generation.evidence.get(instance)
     positions = evidence.positions if evidence else {}
     known = {rank: position for rank, position in positions.items() if position.contract}
-    if not known:
-        return False
-    us, others = split_majority(known)
-    size = generation.info.size
-    return bool(others) and len(known) < size and 2 * len(us) <= size
+    return bool(known) and decisions.is_majority_undecided(*split_majority(known), generation.info.size)
 
 
 def _judge_link(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict | None:
@@ -146,7 +142,9 @@ def _judge_mismatch(generation: GroupRun, inquiry: Inquiry, now: float) -> Verdi
     if not others and inquiry.kind is not ReportKind.MISMATCH:
         return None
     op = arrived[us[0]].op if us else describe_operation(generation, instance)
-    decision = decisions.judge_mismatch(collective_text(instance, op, generation.info.name), arrived, inquiry.text)
+    decision = decisions.judge_mismatch(
+        collective_text(instance, op, generation.info.name), arrived, inquiry.text, generation.info.size
+    )
     return replace(make_verdict(generation, decision, instance, now, instance=instance), op=op)
 
 

@@ -133,7 +133,7 @@ def _decide(
             return decisions.judge_exhaustion(members[rank], report.text)
         case ReportKind.MISMATCH:
             arrived = {position.rank: position for position in report.ranks if position.contract}
-            return decisions.judge_mismatch(what, arrived, report.text)
+            return decisions.judge_mismatch(what, arrived, report.text, topology.group.size)
     return Decision(Cause.DEFECT, f"{what}: a worker decided about a report of kind {report.kind.name}")
 
 
