@@ -66,17 +66,17 @@ test-lines: $(READY) ## plant an error at every line that a rank comes to when i
 	    tests/e2e/faults/test_failure_amid_rejoin_and_split.py tests/e2e/faults/test_failure_amid_submission.py \
 	    tests/e2e/faults/test_failure_in_threads.py
 
-drills: $(READY) ## provoke every fault that is known, and write what came of it into docs/reliability.md
+drills: $(READY) ## provoke every fault that is known, and write what came of it into docs/internals/reliability.md
 	$(BIN)/python -m tests.drills
 
-bench: $(READY) ## measure against Gloo, MPI and TensorFlow, and write what came of it into docs/performance.md
+bench: $(READY) ## measure against Gloo, MPI and TensorFlow, and write what came of it into docs/internals/performance.md
 	$(BIN)/python -m benchmarks.environments
 	$(BIN)/python -m benchmarks.compare --runs 3 --write
 	$(BIN)/python -m benchmarks.steady --write
 	$(BIN)/python -m benchmarks.floods --write
 	$(BIN)/python -m benchmarks.coordinator_load --write
 
-bench-torch: $(TORCH_VENV)/installed $(NATIVE) ## measure PyTorch's process groups against Gloo's, and write what came of it into docs/performance.md
+bench-torch: $(TORCH_VENV)/installed $(NATIVE) ## measure PyTorch's process groups against Gloo's, and write what came of it into docs/internals/performance.md
 	$(TORCH_VENV)/bin/python -m benchmarks.process_groups --write
 
 fuzz: $(VENV)/installed-fuzz $(NATIVE) ## feed a million hostile inputs to every parser, and besiege living daemons
@@ -101,7 +101,7 @@ wheels: $(WHEELS_VENV)/installed $(READY) ## build and check one wheel per archi
 	$(WHEELS_VENV)/bin/python native/build_wheels.py
 	COLLECTIVED_TEST_WHEELS=1 $(BIN)/python -m pytest -n 0 tests/native/test_compile_core.py
 
-docs: $(READY) ## write docs/reference, docs/configuration.md, the chart of performance, and the simulator's figures in docs/algorithms.md
+docs: $(READY) ## write docs/reference, docs/reference/configuration.md, the chart of performance, and the simulator's figures in docs/guide/algorithms.md
 	$(BIN)/python -m tests.docs.pages
 	$(BIN)/python -m tests.docs.cli_page
 	$(BIN)/python -m tests.docs.performance_chart

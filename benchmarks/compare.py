@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runs", type=int, default=1, help="the worst of them is held to the goals")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter turns")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all medians, for programs")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/internals/performance.md")
     return parser
 
 

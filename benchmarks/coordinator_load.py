@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4096)
     parser.add_argument("--processes", type=int, default=4, help="that simulate them")
     parser.add_argument("--steady", type=float, default=20.0, metavar="SECONDS", help="how long heartbeats are watched")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/internals/performance.md")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -52,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=WINDOW_SECONDS, help="of each window")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/internals/performance.md")
     parser.add_argument("--rank", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--attack", nargs=3, metavar=("KIND", "WORKER", "LINKS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -1,11 +1,11 @@
-"""docs/performance.md: what commands put between its marks."""
+"""docs/internals/performance.md: what commands put between its marks."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "internals" / "performance.md"
 
 
 def write(name: str, text: str, page: Path = PAGE) -> None:

@@ -68,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.process_groups", description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, metavar="N", help="how many; 2 and 4 by default")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/internals/performance.md")
     parser.add_argument("--rank", metavar="PLACE", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank:

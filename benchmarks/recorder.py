@@ -1,6 +1,6 @@
 """What the flight recorder costs a group loop: processor time per collective, in the very calls that group loops make.
 
-`python -m benchmarks.recorder --write` puts the result into docs/trace.md.
+`python -m benchmarks.recorder --write` puts the result into docs/operate/trace.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collectived_runtime.engine.record.flight_recorder import (
 from collectived_runtime.engine.submit.contracts import PreparedCollective
 from collectived_runtime.engine.submit.tracker import Arrival, Instance, Mark
 
-PAGE = Path(__file__).parents[1] / "docs" / "trace.md"
+PAGE = Path(__file__).parents[1] / "docs" / "operate" / "trace.md"
 GOAL_MICROSECONDS = 3.0
 ROUNDS, REPEATS = 4_000, 40
 

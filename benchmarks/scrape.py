@@ -35,7 +35,7 @@ GROUPS = 50
 WINDOWS = 10  # of each kind
 WINDOW_SECONDS = 3.0
 EVERY_SECONDS = 1.0
-PAGE = ROOT / "docs" / "metrics.md"
+PAGE = ROOT / "docs" / "operate" / "metrics.md"
 
 
 Spans = list[tuple[float, float]]  # from when to when, by the monotonic clock, in seconds
@@ -66,7 +66,7 @@ class Times:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--windows", type=int, default=WINDOWS)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/metrics.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/operate/metrics.md")
     parser.add_argument("--rank", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.rank:

@@ -39,7 +39,7 @@ _PROBE = 3_000  # calls whose median is one figure
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/internals/performance.md")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--ask", metavar="WORKER", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -4,7 +4,7 @@
 
 While it runs, kill a rank, or start one more from another shell: `python examples/elastic.py`. A killed rank is gone
 from the next generation, a new one is let in and gets the weights of whoever is furthest. SIGTERM to any rank ends the
-job in good order: all stop after the same step. Each rank prints a line per generation. See docs/recovery.md.
+job in good order: all stop after the same step. Each rank prints a line per generation. See docs/guide/recovery.md.
 """
 
 from __future__ import annotations

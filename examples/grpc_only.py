@@ -7,7 +7,7 @@ or, for a rank on a host without a worker, with the worker's address, the job's 
     export COLLECTIVED_WORKER=gpu7:7451 COLLECTIVED_SECRET_FILE=secret COLLECTIVED_JOB=night RANK=0 WORLD_SIZE=2
     python examples/grpc_only.py
 
-`docs/grpc.md` explains every step.
+`docs/guide/grpc.md` explains every step.
 """
 
 from __future__ import annotations

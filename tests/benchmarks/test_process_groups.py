@@ -44,5 +44,5 @@ def test_what_could_not_be_measured_is_told() -> None:
 
 
 def test_the_page_has_a_place_for_it() -> None:
-    page = Path(__file__).parents[2] / "docs" / "performance.md"
+    page = Path(__file__).parents[2] / "docs" / "internals" / "performance.md"
     assert "figures" in between(page.read_text(), "process groups", "figures")

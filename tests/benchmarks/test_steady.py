@@ -36,5 +36,5 @@ def test_memory_is_told_apart_into_own_and_shared() -> None:
 
 
 def test_the_page_has_a_place_for_it() -> None:
-    page = Path(__file__).parents[2] / "docs" / "performance.md"
+    page = Path(__file__).parents[2] / "docs" / "internals" / "performance.md"
     assert "figures" in between(page.read_text(), "steady", "figures")

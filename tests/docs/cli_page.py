@@ -14,21 +14,21 @@ from collectived_runtime.simulation.arguments import build_parser as build_simul
 
 PAGE = ROOT / "docs" / "reference" / "cli.md"
 MORE = {  # the pages that say more about a command
-    "launch": ("laptop.md", "ssh.md", "slurm.md"),
-    "run": ("clusters.md",),
-    "up": ("clusters.md",),
-    "down": ("clusters.md",),
-    "drain": ("operations.md",),
-    "status": ("status.md",),
-    "top": ("watching.md",),
-    "trace": ("trace.md",),
-    "bench": ("bench.md",),
-    "doctor": ("doctor.md",),
-    "simulate": ("algorithms.md",),
+    "launch": ("../start/laptop.md", "../operate/ssh.md", "../operate/slurm.md"),
+    "run": ("../operate/clusters.md",),
+    "up": ("../operate/clusters.md",),
+    "down": ("../operate/clusters.md",),
+    "drain": ("../operate/operations.md",),
+    "status": ("../operate/status.md",),
+    "top": ("../operate/watching.md",),
+    "trace": ("../operate/trace.md",),
+    "bench": ("../operate/bench.md",),
+    "doctor": ("../operate/doctor.md",),
+    "simulate": ("../guide/algorithms.md",),
     "config": ("configuration.md",),
-    "certs": ("tls.md",),
-    "coordinator": ("configuration.md", "metrics.md"),
-    "worker": ("configuration.md", "metrics.md"),
+    "certs": ("../operate/tls.md",),
+    "coordinator": ("configuration.md", "../operate/metrics.md"),
+    "worker": ("configuration.md", "../operate/metrics.md"),
 }
 _HEAD = """\
 # Command line
@@ -80,7 +80,7 @@ def _section(verb: str) -> Iterator[str]:
         yield from _from_argparse(verb, parser)
     else:
         yield from _from_click(verb, command.commands[verb])
-    links = [f"[{page.removesuffix('.md')}](../{page})" for page in MORE[verb]]
+    links = [f"[{page.rpartition('/')[2].removesuffix('.md')}]({page})" for page in MORE[verb]]
     yield f"More: {', '.join(links)}.\n"
 
 

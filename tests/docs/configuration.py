@@ -1,4 +1,4 @@
-"""docs/configuration.md: `python -m tests.docs.configuration` (`make docs`) writes its tables again, from the keys."""
+"""docs/reference/configuration.md: `python -m tests.docs.configuration` (`make docs`) writes its tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from collectived_proto.config.daemons import DAEMONS
 from collectived_proto.config.settings import REQUIRED, Setting, list_settings
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 _PART = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

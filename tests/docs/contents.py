@@ -14,7 +14,7 @@ REFERENCE = ROOT / "docs" / "reference"
 EXAMPLES = ROOT / "docs" / "examples"
 HOOK = "integrations.torch.allreduce_hook"
 WRITTEN_BY_HAND = ("environment",)
-OF_COMMANDS = ("cli",)  # tests/docs/cli_page.py writes it
+OTHER_PAGES = ("cli", "configuration")  # not of public names; each has a test of its own
 
 CONTENTS = {
     "Sessions and groups": [

@@ -19,6 +19,7 @@ from tests.docs.contents import (
     CONTENTS,
     EXAMPLES,
     HOOK,
+    OTHER_PAGES,
     REFERENCE,
     ROOT,
     UNSAID,
@@ -307,7 +308,7 @@ def write() -> None:
     REFERENCE.mkdir(exist_ok=True)
     fresh = pages()
     for old in REFERENCE.glob("*.md"):
-        if old.name not in fresh and old.stem not in WRITTEN_BY_HAND:
+        if old.name not in fresh and old.stem not in (*WRITTEN_BY_HAND, *OTHER_PAGES):
             old.unlink()
     for name, text in fresh.items():
         (REFERENCE / name).write_text(text)

@@ -1,6 +1,6 @@
-"""docs/performance.svg: `python -m tests.docs.performance_chart` (`make docs`) draws it again.
+"""docs/internals/performance.svg: `python -m tests.docs.performance_chart` (`make docs`) draws it again.
 
-Its figures are those of the table in docs/performance.md, which `make bench` writes.
+Its figures are those of the table in docs/internals/performance.md, which `make bench` writes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from tests.docs.contents import ROOT
 
-PAGE = ROOT / "docs" / "performance.md"
-CHART = ROOT / "docs" / "performance.svg"
+PAGE = ROOT / "docs" / "internals" / "performance.md"
+CHART = ROOT / "docs" / "internals" / "performance.svg"
 RANKS, SIZE = "4 ranks", "16 MiB"
 _UNITS = {"µs": 1e-3, "ms": 1.0, "s": 1e3}
 _WIDTH, _LEFT, _BAR, _STEP, _TOP = 720, 280, 16, 24, 44

@@ -1,4 +1,4 @@
-"""The figures of docs/algorithms.md are the simulator's and the checker's."""
+"""The figures of docs/guide/algorithms.md are the simulator's and the checker's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the declarations say."""
+"""docs/reference/configuration.md says what the declarations say."""
 
 from __future__ import annotations
 

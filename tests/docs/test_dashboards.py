@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/dashboards"
 DASHBOARD = json.loads((FOLDER / "collectived.json").read_text())
 ALERTS = (FOLDER / "alerts.yaml").read_text()
-PAGE = (ROOT / "docs/metrics.md").read_text()
+PAGE = (ROOT / "docs/operate/metrics.md").read_text()
 METRICS = {**WORKER_METRICS, **COORDINATOR_METRICS, **PROCESS_METRICS}
 SCRAPER = {"instance", "job"}  # labels that Prometheus adds
 _NAME = re.compile(r"\b(?:collectived|process)_[a-z_]+\b")
@@ -134,4 +134,4 @@ def test_promtool_takes_the_example_of_a_configuration_beside_its_token(tmp_path
     (token,) = re.findall(r"credentials_file: (\S+)", (tmp_path / "prometheus.yaml").read_text())
     (tmp_path / token).write_text("0123456789abcdef0123456789abcdef\n")
     assert "SUCCESS" in promtool("check", "config", str(tmp_path / "prometheus.yaml"))
-    assert f"credentials_file: {token}" in PAGE, "docs/metrics.md shows the same"
+    assert f"credentials_file: {token}" in PAGE, "docs/operate/metrics.md shows the same"

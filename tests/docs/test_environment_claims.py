@@ -73,7 +73,7 @@ def test_each_variable_has_one_row_of_a_table() -> None:
 
 
 def test_the_page_for_mpi_names_the_variables_by_which_mpi_launchers_are_understood() -> None:
-    page = (ROOT / "docs/from-mpi.md").read_text()
+    page = (ROOT / "docs/guide/from-mpi.md").read_text()
     for rank, size in (*launch_env._MPI, launch_env._SLURM):
         assert read_launch_env({rank: "1", size: "4"}).rank == 1
         assert f"`{rank}`" in page and f"`{size}`" in page
@@ -82,7 +82,7 @@ def test_the_page_for_mpi_names_the_variables_by_which_mpi_launchers_are_underst
 def test_the_page_for_tensorflow_says_that_tf_config_is_read() -> None:
     said = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
     assert read_launch_env({"TF_CONFIG": said}).rank == 1
-    assert "`TF_CONFIG` is read" in (ROOT / "docs/from-tensorflow.md").read_text()
+    assert "`TF_CONFIG` is read" in (ROOT / "docs/guide/from-tensorflow.md").read_text()
 
 
 def test_the_table_of_what_launch_sets_is_what_it_sets() -> None:

@@ -1,4 +1,4 @@
-"""docs/metrics.md lists every metric, with type, unit, labels and meaning as the catalogue has them, and no other.
+"""docs/operate/metrics.md lists every metric of the catalogue, with type, unit, labels and meaning, and no other.
 
 `python -m tests.docs.test_metrics_page` prints the tables.
 """
@@ -23,7 +23,7 @@ from collectived_runtime.metrics.catalogue import (
 )
 from collectived_runtime.metrics.labels import MAX_GROUP_LABELS
 
-PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/operate/metrics.md").read_text()
 TABLES = {
     "Of both": {**{metric.name: metric for metric in COMMON_METRICS}, **PROCESS_METRICS},
     "Of a worker": {name: metric for name, metric in WORKER_METRICS.items() if metric not in COMMON_METRICS},

@@ -1,4 +1,4 @@
-"""docs/performance.svg shows the figures of docs/performance.md, and no others."""
+"""docs/internals/performance.svg shows the figures of docs/internals/performance.md, and no others."""
 
 from __future__ import annotations
 

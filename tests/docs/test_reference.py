@@ -11,7 +11,7 @@ from tests.docs import pages
 from tests.docs.contents import (
     EXAMPLES,
     HOOK,
-    OF_COMMANDS,
+    OTHER_PAGES,
     REFERENCE,
     ROOT,
     UNSAID,
@@ -42,7 +42,7 @@ def test_every_page_has_an_example() -> None:
 
 def test_the_pages_are_what_the_code_says() -> None:
     fresh = pages.pages()
-    others = {*WRITTEN_BY_HAND, *OF_COMMANDS}
+    others = {*WRITTEN_BY_HAND, *OTHER_PAGES}
     written = {path.name: path.read_text() for path in REFERENCE.glob("*.md") if path.stem not in others}
     drifted = [name for name in {*fresh, *written} if fresh.get(name) != written.get(name)]
     assert not drifted, "run `make docs` and commit the result"
@@ -90,7 +90,14 @@ def test_what_is_no_entry_of_a_docstring_is_noticed() -> None:
         dict(entries("an argument without a name", "Args"))
 
 
-@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS)))
+LINKED = sorted(
+    path
+    for folder in ("", *PACKAGES, "docs", "native", "tests", "benchmarks", "deploy", "examples")
+    for path in ((ROOT / folder).rglob("*.md") if folder else ROOT.glob("*.md"))
+)
+
+
+@pytest.mark.parametrize("path", LINKED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)]+)\)", prose):
@@ -108,10 +115,18 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_every_page_of_the_folder_is_in_its_index() -> None:
+def test_every_page_is_in_the_index() -> None:
+    """Pages of public names are in that of the reference."""
     index = (DOCS / "README.md").read_text()
-    pages_here = {path.name for path in DOCS.glob("*.md")} - {"README.md"}
-    assert not [name for name in {*pages_here, "reference/README.md"} if f"]({name})" not in index]
+    others = {f"reference/{name}.md" for name in ("README", *WRITTEN_BY_HAND, *OTHER_PAGES)}
+    pages_here = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")} - {"README.md"}
+    listed = {name for name in pages_here if not name.startswith("reference/")} | others
+    assert not [name for name in listed if index.count(f"]({name})") != 1]
+
+
+def test_pages_stand_on_the_five_floors() -> None:
+    assert {path.name for path in DOCS.glob("*.md")} == {"README.md"}
+    assert {path.parent.name for path in DOCS.glob("*/*.md")} == {"start", "guide", "operate", "reference", "internals"}
 
 
 def test_every_variable_that_the_code_reads_or_sets_is_on_its_page() -> None:

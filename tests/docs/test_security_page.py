@@ -1,4 +1,4 @@
-"""docs/security.md and SECURITY.md: what people are told to write and to type is understood, and what is said is so."""
+"""docs/operate/security.md and SECURITY.md: settings and commands on them are understood, and statements are true."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from collectived_runtime.metrics import catalogue
 from collectived_runtime.transport.connections import HANDSHAKE_SECONDS
 from collectived_runtime.worker.sessions import SESSION_ID_BYTES
 
-PAGE = (ROOT / "docs/security.md").read_text()
+PAGE = (ROOT / "docs/operate/security.md").read_text()
 MODEL = (ROOT / "SECURITY.md").read_text()
 SETTINGS = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 FOLDER = "/etc/collectived"
@@ -93,7 +93,7 @@ def test_metrics_that_are_to_be_watched_exist() -> None:
     assert set(re.findall(r"`(collectived_\w+_(?:total|seconds|bytes))`", PAGE)) <= known
 
 
-@pytest.mark.parametrize("page", ["SECURITY.md", "docs/security.md"])
+@pytest.mark.parametrize("page", ["SECURITY.md", "docs/operate/security.md"])
 def test_every_page_that_is_named_is_there(page: str) -> None:
     here = (ROOT / page).parent
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):

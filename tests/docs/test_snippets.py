@@ -1,4 +1,4 @@
-"""The snippets of docs/from-*.md that are marked ```python run do and print what they say."""
+"""The snippets of docs/guide/from-*.md that are marked ```python run do and print what they say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.docs.contents import ROOT
 from tests.docs.running import expected, printed
 from tests.e2e.conftest import Cluster
 
-PAGES = sorted((ROOT / "docs").glob("from-*.md"))
+PAGES = sorted((ROOT / "docs/guide").glob("from-*.md"))
 _BLOCK = re.compile(r"^```python run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""docs/status.md describes every field that `collectived status --json` can have, and none that it has not."""
+"""docs/operate/status.md describes every field that `collectived status --json` can have, and none that it has not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.docs.contents import ROOT
 from collectived_proto.report.findings import FindingKind
 from collectived_proto.v1 import status_pb2 as pb
 
-PAGE = (ROOT / "docs/status.md").read_text()
+PAGE = (ROOT / "docs/operate/status.md").read_text()
 TYPES = {
     FieldDescriptor.TYPE_STRING: "string",
     FieldDescriptor.TYPE_BOOL: "bool",
@@ -63,7 +63,7 @@ def test_every_field_is_documented_with_its_type_and_none_that_is_gone(name: str
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.*\S.*) \|$", sections()[name], re.M)
     assert [(field, kind) for field, kind, _ in rows] == [
         (field.name, type_of(field)) for field in MESSAGES[name].fields
-    ], f"docs/status.md, section {name}: one row for each field, in the order of the protocol, with what it means"
+    ], f"docs/operate/status.md, section {name}: one row for each field, in the order of the protocol"
 
 
 def test_every_kind_of_trouble_is_explained_in_the_order_in_which_it_is_told() -> None:

@@ -1,4 +1,4 @@
-"""The session that docs/tls.md shows is what happens when it is typed."""
+"""The session that docs/operate/tls.md shows is what happens when it is typed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.docs.contents import ROOT
 
-PAGE = (ROOT / "docs/tls.md").read_text()
+PAGE = (ROOT / "docs/operate/tls.md").read_text()
 _VOLATILE = re.compile(r"\d{4}-\d\d-\d\d|\b\d+ d\b")
 
 

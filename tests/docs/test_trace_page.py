@@ -1,4 +1,4 @@
-"""docs/trace.md says what the code does: options, numbers, events, attributes."""
+"""docs/operate/trace.md says what the code does: options, numbers, events, attributes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collectived_runtime.engine.record.flight_recorder import Entry, GroupLabel,
 from collectived_runtime.worker.observe import otel
 from collectived_runtime.worker.observe.trace import MAX_TRACE_BYTES
 
-PAGE = (ROOT / "docs" / "trace.md").read_text()
+PAGE = (ROOT / "docs" / "operate" / "trace.md").read_text()
 WORDS = " ".join(PAGE.split())
 
 

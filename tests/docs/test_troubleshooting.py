@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md is run as it stands: its programs, its commands in their order, and what is shown comes out.
+"""docs/operate/troubleshooting.md is run as it stands: its programs, and its commands in their order.
 
 A command that ends with `&` is a job that goes on until its section is over; the next command comes when the job is in
 the state that the section is about. Each line that is shown must come out, apart from numbers that differ from run to
@@ -24,7 +24,7 @@ import pytest
 from collectived_launcher.status.discovery import find_target, request_status
 from collectived_proto.v1.status_pb2 import StatusReply
 
-PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operate" / "troubleshooting.md"
 PATIENCE = 60.0
 _KEPT = r"ranks? \d+(?:, \d+)*|#\d+|\.py:\d+|(?:mode|uid) 0\d+|\d+ of \d+ ranks?|exit status \d+|_arrive\":\d+"
 _ELLIPSIS = "…"

@@ -1,4 +1,4 @@
-"""docs/watching.md lists keys, views, paths and limits: those that the code has."""
+"""docs/operate/watching.md lists keys, views, paths and limits: those that the code has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collectived_runtime.coordinator.web.routes import DATA_PATHS, PAGE
 from collectived_runtime.http.healthz import healthz_routes
 from collectived_runtime.http.server import HttpLimits
 
-TEXT = (ROOT / "docs/watching.md").read_text()
+TEXT = (ROOT / "docs/operate/watching.md").read_text()
 
 
 def first_column(of: str) -> list[str]:

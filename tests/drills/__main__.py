@@ -1,6 +1,7 @@
 """`python -m tests.drills` (`make drills`): plays the drills, prints what became of each, and keeps the tables.
 
-The exit status is 1 if anything was not as promised. A run of all drills writes its tables into docs/reliability.md.
+The exit status is 1 if anything was not as promised. A run of all drills writes its tables into
+docs/internals/reliability.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the drills print, and what they write into docs/reliability.md."""
+"""What the drills print, and what they write into docs/internals/reliability.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.drills.play import Result
 from tests.drills.soak import SoakResult
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "reliability.md"
 _VARIANTS = [(timed, workers) for workers in (1, 3) for timed in (True, False)]
 
 

@@ -71,7 +71,7 @@ def group_failures(failures: Sequence[tuple[int | None, str, str, int | None]]) 
 
 
 def as_json(record: Record) -> dict[str, Any]:
-    """Seconds, bytes, and bytes per second; docs/bench.md explains the keys."""
+    """Seconds, bytes, and bytes per second; docs/operate/bench.md explains the keys."""
     return {
         "conditions": record.conditions,
         "complete": record.complete,

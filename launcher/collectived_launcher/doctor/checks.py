@@ -55,7 +55,9 @@ def _evaluate_check(check: Check, facts: Facts) -> Iterable[Finding]:
     parts: list[Any] = [getattr(facts, part) for part in check.fact_names]
     unknown = [part.why for part in parts if isinstance(part, UnknownFact)]
     if unknown:
-        yield warning(check.name, f"could not be looked at: {unknown[0]}", "look at it by hand, as docs/doctor.md says")
+        yield warning(
+            check.name, f"could not be looked at: {unknown[0]}", "look at it by hand, as docs/operate/doctor.md says"
+        )
     else:
         yield from check.rule(*parts)
 

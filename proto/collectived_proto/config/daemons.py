@@ -1,7 +1,7 @@
 """Everything that a coordinator and a worker can be told, a sentence for each.
 
-Whoever adds a field here has added the flag, the variable, the key of the file and the row in docs/configuration.md
-(`make docs`).
+A new field here is also a flag, a variable, a key of the file and a row in
+docs/reference/configuration.md (`make docs`).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ SUMMARY = {
 }
 _SOURCES = (
     "Each value is taken from the command line, else from its variable of the environment, else from the file "
-    "(docs/configuration.md); `collectived config` shows what that comes to."
+    "(docs/reference/configuration.md); `collectived config` shows what that comes to."
 )
 
 

@@ -3,7 +3,7 @@
 Names and units follow Prometheus: `_total` for what only grows, seconds and bytes without prefixes. Labels have few
 values, whatever jobs do: operations, algorithms, outcomes and codes are finite sets, `worker` is a task number, `group`
 one of at most `MAX_GROUP_LABELS` names or `other`, `rank` one of the `MAX_STRAGGLERS` latest. Never a generation, an
-instance or a process. docs/metrics.md says the same, and the tests compare.
+instance or a process. docs/operate/metrics.md says the same, and the tests compare.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The manifests: valid for Kubernetes' own schemas, as hardened as docs/kubernetes.md says, and of one mind."""
+"""The manifests: valid for Kubernetes' own schemas, as hardened as docs/operate/kubernetes.md says, and of one mind."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from collectived_proto.ipc import job_files
 ANALYZE = shutil.which("systemd-analyze")
 needs_systemd = pytest.mark.skipif(not ANALYZE, reason="systemd-analyze is not installed")
 WORKER = DEPLOY / "systemd/collectived-worker@.service"
-PAGE = ROOT / "docs/systemd.md"
+PAGE = ROOT / "docs/operate/systemd.md"
 LATER = ("RestartSteps", "RestartMaxDelaySec")  # known from systemd 254 on
 
 

@@ -1,4 +1,4 @@
-"""`examples/elastic.py` run for real: ranks and a worker are killed, others come; and the loop of docs/recovery.md."""
+"""`examples/elastic.py` run for real, with kills of ranks and a worker; so is the loop in docs/guide/recovery.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from collectived_proto.v1.status_pb2 import StatusReply
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples/elastic.py"
-PAGE = (ROOT / "docs/recovery.md").read_text()
+PAGE = (ROOT / "docs/guide/recovery.md").read_text()
 FOR_EVER = "1000000000"  # steps: it ends when it is told to
 PATIENCE = 30.0  # seconds
 

@@ -306,7 +306,7 @@ def test_the_example(environment: dict[str, str]) -> None:
 
 
 def test_the_page(environment: dict[str, str], tmp_path: Path) -> None:
-    text = (ROOT / "docs/grpc.md").read_text()
+    text = (ROOT / "docs/guide/grpc.md").read_text()
     program = tmp_path / "page.py"
     program.write_text("\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)))
     said = launched(f"collectived launch --clients 2 -- python {shlex.quote(str(program))}", environment)

@@ -16,7 +16,7 @@ from collectived_runtime.simulation import cli
 from collectived_runtime.simulation.arguments import parse_arguments
 from collectived_runtime.simulation.proof import Proof
 
-PAGE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "guide" / "algorithms.md").read_text()
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

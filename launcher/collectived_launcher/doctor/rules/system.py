@@ -26,7 +26,8 @@ def check_kernel(kernel: Kernel) -> Iterator[Finding]:
         yield failure(
             "kernel",
             f"{kernel.system} {kernel.release}: daemons run on Linux alone",
-            "run them on a Linux host, and reach its worker over gRPC: COLLECTIVED_WORKER=host:port (docs/grpc.md)",
+            "run them on a Linux host, and reach its worker over gRPC: COLLECTIVED_WORKER=host:port "
+            "(docs/guide/grpc.md)",
         )
 
 

@@ -180,7 +180,7 @@ class TestLaunch:
 
 
 class TestPage:
-    PAGE = ROOT / "docs" / "doctor.md"
+    PAGE = ROOT / "docs" / "operate" / "doctor.md"
 
     def test_lists_every_check_in_their_order_and_no_other(self) -> None:
         rows = re.findall(r"^\| `([a-z ]+)` \|", self.PAGE.read_text(), re.MULTILINE)
