@@ -1,4 +1,4 @@
-"""The figures of docs/guide/algorithms.md: `python tests/docs/algorithms_page.py` (`make docs`) writes them.
+"""docs/guide/algorithms.md and simulate.md: `python tests/docs/algorithms_page.py` (`make docs`) writes their figures.
 
 What follows a line `$ collectived simulate …` in a block is its output; between the comments that name the numbers of
 participants stands what the checker counts.
@@ -16,7 +16,8 @@ from collectived_runtime.simulation.algorithms import TIMED_ALGORITHMS
 from collectived_runtime.simulation.proof import prove
 from collectived_runtime.simulation.study import SimulationSpec
 
-PAGE = Path(__file__).parents[2] / "docs" / "guide" / "algorithms.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guide"
+PAGES = (GUIDE / "algorithms.md", GUIDE / "simulate.md")
 _COMMAND = re.compile(r"(?<=^```console\n)\$ collectived (simulate.*)\n(?:(?!```)(?:.*)\n)*", re.MULTILINE)
 _TRAFFIC = re.compile(r"(<!-- traffic of (.*) -->\n)[^<]*(<!-- end of traffic -->)")
 _BYTES = 1 << 20
@@ -50,4 +51,5 @@ def traffic(sizes: list[int]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(fresh(PAGE.read_text()))
+    for path in PAGES:
+        path.write_text(fresh(path.read_text()))

@@ -24,7 +24,7 @@ MORE = {  # the pages that say more about a command
     "trace": ("../operate/trace.md",),
     "bench": ("../operate/bench.md",),
     "doctor": ("../operate/doctor.md",),
-    "simulate": ("../guide/algorithms.md",),
+    "simulate": ("../guide/simulate.md", "../guide/algorithms.md"),
     "config": ("configuration.md",),
     "certs": ("../operate/tls.md",),
     "coordinator": ("configuration.md", "../operate/metrics.md"),

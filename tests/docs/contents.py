@@ -14,7 +14,7 @@ REFERENCE = ROOT / "docs" / "reference"
 EXAMPLES = ROOT / "docs" / "examples"
 HOOK = "integrations.torch.allreduce_hook"
 WRITTEN_BY_HAND = ("environment",)
-OTHER_PAGES = ("cli", "configuration")  # not of public names; each has a test of its own
+OTHER_PAGES = ("cli", "configuration", "messages", "status")  # not of public names; each has a test of its own
 
 CONTENTS = {
     "Sessions and groups": [

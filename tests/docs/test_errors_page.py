@@ -1,4 +1,4 @@
-"""docs/guide/errors.md has a section for every error; each message there is what a real run raised here."""
+"""docs/reference/messages.md has a section for every error; each message there is what a real run raised here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from collectived import errors
 from collectived_proto.types import Member, unscoped_name
 from collectived_proto.v1 import worker_pb2, worker_pb2_grpc
 
-PAGE = (ROOT / "docs/guide/errors.md").read_text()
+PAGE = (ROOT / "docs/reference/messages.md").read_text()
 TOKEN = "token-of-these-tests"
 UNPROVOKED = {"CollectiveError"}
 LOWEST_DESCRIPTORS = 3  # every process has more open
@@ -306,7 +306,7 @@ def ranks(members: tuple[Member, ...]) -> list[int]:
 
 def section(name: str) -> str:
     found = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
-    assert found, f"docs/guide/errors.md has no section {name}"
+    assert found, f"docs/reference/messages.md has no section {name}"
     return found[1]
 
 

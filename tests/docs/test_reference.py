@@ -124,6 +124,16 @@ def test_every_page_is_in_the_index() -> None:
     assert not [name for name in listed if index.count(f"]({name})") != 1]
 
 
+WRITTEN_BY_COMMANDS = {"reference/cli.md", "internals/performance.md", "internals/reliability.md"}
+ROW_BY_ROW_OF_THE_PROTOCOL = {"reference/status.md"}  # its test compares every row
+
+
+def test_pages_are_short() -> None:
+    lengths = {str(path.relative_to(DOCS)): len(path.read_text().splitlines()) for path in DOCS.rglob("*.md")}
+    long = {name for name, length in lengths.items() if length > 250}
+    assert not long - WRITTEN_BY_COMMANDS - ROW_BY_ROW_OF_THE_PROTOCOL
+
+
 def test_pages_stand_on_the_five_floors() -> None:
     assert {path.name for path in DOCS.glob("*.md")} == {"README.md"}
     assert {path.parent.name for path in DOCS.glob("*/*.md")} == {"start", "guide", "operate", "reference", "internals"}

@@ -1,4 +1,4 @@
-"""docs/operate/status.md describes every field that `collectived status --json` can have, and none that it has not."""
+"""docs/reference/status.md describes every field that `collectived status --json` can have, and no other."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collectived_proto.report.findings import FindingKind
 from collectived_proto.v1 import status_pb2 as pb
 
 PAGE = (ROOT / "docs/operate/status.md").read_text()
+FIELDS = (ROOT / "docs/reference/status.md").read_text()
 TYPES = {
     FieldDescriptor.TYPE_STRING: "string",
     FieldDescriptor.TYPE_BOOL: "bool",
@@ -47,7 +48,7 @@ def type_of(field: FieldDescriptor) -> str:
 
 
 def sections() -> dict[str, str]:
-    parts = re.split(r"^### (\w+)$", PAGE, flags=re.M)[1:]
+    parts = re.split(r"^## (\w+)$", FIELDS, flags=re.M)[1:]
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
@@ -63,7 +64,7 @@ def test_every_field_is_documented_with_its_type_and_none_that_is_gone(name: str
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.*\S.*) \|$", sections()[name], re.M)
     assert [(field, kind) for field, kind, _ in rows] == [
         (field.name, type_of(field)) for field in MESSAGES[name].fields
-    ], f"docs/operate/status.md, section {name}: one row for each field, in the order of the protocol"
+    ], f"docs/reference/status.md, section {name}: one row for each field, in the order of the protocol"
 
 
 def test_every_kind_of_trouble_is_explained_in_the_order_in_which_it_is_told() -> None:

@@ -27,7 +27,7 @@ _NON_TTY_WIDTH = 160  # columns where the output is not a terminal
 @click.option("--group", metavar="NAME", help="All about this group.")
 @click.option("--host", metavar="NAME", help="All about this host: its workers, and the ranks that they have.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="The answer as JSON; every field is described in docs/operate/status.md."
+    "--json", "as_json", is_flag=True, help="The answer as JSON; every field is described in docs/reference/status.md."
 )
 @click.option(
     "--watch", type=float, callback=pace, metavar="SECONDS", help="Show it again every so many seconds, 0.2 or more."

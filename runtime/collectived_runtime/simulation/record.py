@@ -1,4 +1,4 @@
-"""A study and its proofs as one JSON object; docs/guide/algorithms.md explains the keys to readers of it."""
+"""A study and its proofs as one JSON object; docs/guide/simulate.md explains the keys to readers of it."""
 
 from __future__ import annotations
 

@@ -305,8 +305,8 @@ def test_the_example(environment: dict[str, str]) -> None:
         assert f"[rank {rank}] rank {rank}: rank 3 differs: " in said
 
 
-def test_the_page(environment: dict[str, str], tmp_path: Path) -> None:
-    text = (ROOT / "docs/guide/grpc.md").read_text()
+def test_the_pages(environment: dict[str, str], tmp_path: Path) -> None:
+    text = "".join((ROOT / f"docs/guide/{page}.md").read_text() for page in ("grpc", "grpc-errors"))
     program = tmp_path / "page.py"
     program.write_text("\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)))
     said = launched(f"collectived launch --clients 2 -- python {shlex.quote(str(program))}", environment)

@@ -16,7 +16,7 @@ from collectived_runtime.simulation import cli
 from collectived_runtime.simulation.arguments import parse_arguments
 from collectived_runtime.simulation.proof import Proof
 
-PAGE = (Path(__file__).parents[3] / "docs" / "guide" / "algorithms.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "guide" / "simulate.md").read_text()
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -106,7 +106,7 @@ def test_json_has_the_keys_that_the_page_documents(capsys: pytest.CaptureFixture
     assert answer["sizes"][1]["algorithms"]["ring"]["rounds"] == 2
     assert answer["auto"][-1]["limit"] == -1
     assert {proof["algorithm"] for proof in answer["check"]} == set(answer["sizes"][0]["algorithms"])
-    documented = set(re.findall(r"`(\w+)`", PAGE[PAGE.index("### `--json`") :]))
+    documented = set(re.findall(r"`(\w+)`", PAGE[PAGE.index("## `--json`") :]))
     algorithms = set(answer["sizes"][0]["algorithms"])
     assert keys(answer) - algorithms <= documented
 
