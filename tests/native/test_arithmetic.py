@@ -309,3 +309,21 @@ def test_bad_arguments_are_refused_before_anything_is_read(arguments: Any, error
         core.fold_inputs(*arguments)
     if len(arguments) > 2 and isinstance(arguments[2], bytearray):
         arguments[2].append(1)  # nothing holds it any more
+
+
+@pytest.mark.parametrize("length", [0, 1, 255, 256, 257, 4096, 100_003])
+@pytest.mark.parametrize("start", [0, 1, 16, 63])
+def test_a_copy_past_the_caches_has_the_same_bytes_and_writes_nothing_else(start: int, length: int) -> None:
+    source = bytes(byte % 251 for byte in range(length))
+    memory = bytearray(b"\xff") * (length + 128)
+    core.copy_streamed(memoryview(memory)[start : start + length], source)
+    assert memory == b"\xff" * start + source + b"\xff" * (128 - start)
+
+
+def test_a_copy_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="the source has 3 bytes, expected 4"):
+        core.copy_streamed(bytearray(4), bytes(3))
+    with pytest.raises(BufferError):
+        core.copy_streamed(bytes(4), bytes(4))
+    with pytest.raises(TypeError, match="expected"):
+        core.copy_streamed(bytearray(4))  # type: ignore[call-arg]

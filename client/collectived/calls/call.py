@@ -15,6 +15,7 @@ from collectived.calls.prepare import PreparedCall
 from collectived.calls.timeout import DEADLINE_GRACE, GRACE_STEPS, MOST_RENEWALS
 from collectived.errors import InternalError
 from collectived.values import nest
+from collectived.values.copying import copy_into
 from collectived.values.leaves import Array
 from collectived.values.targets import Targets, check_fits, flatten_out
 from collectived_proto.deadline import Patience
@@ -296,7 +297,7 @@ class Call:
             raise InternalError(f"{self.prepared.op} has no result")  # the doorbell lets no such call end well
         view = self.prepared.views(self.result_buffer)[index]
         if self.out is not None:
-            self.out.views[index][...] = view
+            copy_into(self.out.views[index], view)
             return self.out.leaves[index]
         kind = self.prepared.kinds[index]
         if kind.can_share and self._input_addresses is not None and self._input_addresses[index] is not None:

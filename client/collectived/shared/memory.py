@@ -32,6 +32,7 @@ from collectived.errors import (
     UnavailableError,
 )
 from collectived.shared import seqpacket
+from collectived.values.copying import copy_into
 from collectived.values.leaves import Array
 from collectived_proto.errors import error_class
 from collectived_proto.ipc import messages
@@ -88,7 +89,7 @@ class SharedStaging:
 
     def fill(self, arrays: Sequence[Array]) -> None:
         for view, array in zip(self.views, arrays, strict=True):
-            view[...] = array  # a sixth of the time of np.copyto
+            copy_into(view, array)
 
 
 _ArenaGrant = tuple[

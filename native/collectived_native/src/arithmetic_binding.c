@@ -1,4 +1,4 @@
-/* arithmetic_binding.c: folds over buffers of Python objects. Sizes are checked here; arithmetic.c trusts them. */
+/* arithmetic_binding.c: folds and copies over buffers of Python objects. Sizes are checked here; arithmetic.c trusts them. */
 #include "arithmetic_binding.h"
 
 #include <stdlib.h>
@@ -113,6 +113,31 @@ static PyObject *py_fold_partials(PyObject *module, PyObject *const *args, Py_ss
     return run(&r, args[2], args[3], fold_partials, partial_size(r.dtype, r.op));
 }
 
+/* (out, source) */
+static PyObject *py_copy_streamed(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    Py_buffer out, source;
+    (void)module;
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "expected (out, source)");
+        return NULL;
+    }
+    if (PyObject_GetBuffer(args[0], &out, PyBUF_WRITABLE)) return NULL;
+    if (PyObject_GetBuffer(args[1], &source, PyBUF_SIMPLE)) return PyBuffer_Release(&out), NULL;
+    const int fits = out.len == source.len;
+    if (fits) {
+        PyThreadState *state = out.len >= RELEASE_GIL_FROM ? PyEval_SaveThread() : NULL;
+        copy_streamed(out.buf, source.buf, (size_t)out.len);
+        finish_streaming();
+        if (state) PyEval_RestoreThread(state);
+    } else
+        PyErr_Format(PyExc_ValueError, "the source has %zd bytes, expected %zd", source.len, out.len);
+    PyBuffer_Release(&source);
+    PyBuffer_Release(&out);
+    if (!fits) return NULL;
+    Py_IncRef(Py_None);
+    return Py_None;
+}
+
 /* (dtype, op): bytes of an element, a partial and a result */
 static PyObject *py_arithmetic_sizes(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
@@ -146,6 +171,7 @@ static PyObject *py_choose_arithmetic(PyObject *module, PyObject *name) {
 PyMethodDef arithmetic_methods[] = {
     FAST_METHOD("fold_inputs", py_fold_inputs, "Fold contributions left to right."),
     FAST_METHOD("fold_partials", py_fold_partials, "Fold partials left to right."),
+    FAST_METHOD("copy_streamed", py_copy_streamed, "Copy bytes past the caches."),
     FAST_METHOD("arithmetic_sizes", py_arithmetic_sizes, "Bytes of an element, a partial and a result."),
     {"arithmetic_variant", py_arithmetic_variant, METH_NOARGS, "Name the loops that this processor runs."},
     {"choose_arithmetic", py_choose_arithmetic, METH_O, "Run other loops, for tests; whether there are such."},

@@ -229,3 +229,20 @@ def test_overwriting_an_input_right_after_completion_changes_nobodys_result(four
         return wrong
 
     assert four_workers.run_sessions(4, body) == [0, 0, 0, 0]
+
+
+def test_large_values_that_are_copied_past_the_caches_are_whole(two_workers: Any) -> None:
+    """What a rank copies in is there before its worker reads it, and what it copies out before the call returns."""
+    count = 3 << 20  # 12 MiB
+
+    def body(group: cd.Group) -> int:
+        ramp = np.arange(count, dtype=np.float32) % 1000
+        value, out = np.empty_like(ramp), np.empty_like(ramp)
+        wrong = 0
+        for step in range(6):
+            np.add(ramp, group.rank + step, out=value)
+            assert group.all_reduce("sum", value, out=out) is out
+            wrong += int(np.count_nonzero(out != 4 * (ramp + step) + 6))
+        return wrong
+
+    assert two_workers.run(4, body) == [0, 0, 0, 0]
