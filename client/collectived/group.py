@@ -102,7 +102,6 @@ class Group(Collectives):
         self._merged: dict[CommunicationOptions, CommunicationOptions] = {}
         self._reductions: dict[object, AllReduce] = {}
         self._splits = 0
-        self._is_splitting = False
         self.lends_inputs = False  # whether callers leave the arrays of asynchronous calls alone until these are done
         self._enter_generation(local_rank)
 
@@ -121,6 +120,7 @@ class Group(Collectives):
         self._prepared_calls = local_rank.prepared_calls
         self._unobserved_errors = UnobservedErrors(local_rank.channel.rank_state)
         self._operations = {}
+        self._is_splitting = False
         self._unusable_reason = ""
 
     @property
@@ -191,21 +191,22 @@ class Group(Collectives):
             return self._split(own, order)
         except BaseException as error:
             failure = self._on_split_failed(error)
+            self._is_splitting = False
             if failure is None:
                 raise
             raise failure from None
-        finally:
-            self._is_splitting = False
 
     def _split(self, own: int, order: int) -> Group | None:
         self._splits += 1
         told = self.all_gather(np.array([[own, order, self._splits]], np.int64)).tolist()
         if own < 0:
+            self._is_splitting = False
             return None
         parent, timeout = f"{self.name}/{self.generation}", self._defaults.timeout_seconds
         wish = make_split_request(parent, self.key, self.rank, told, self.device, timeout)
 
         def enter(place: JoinedRank) -> Group:
+            self._is_splitting = False  # here: an error in a line after this would come to a rank that is present
             part = Group(self._session, replace(wish, parent=None), place, self.options, self._default_timeout)
             self._session._register_group(part)
             return part

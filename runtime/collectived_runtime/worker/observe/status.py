@@ -136,7 +136,7 @@ def make_loop_status(group_loop: GroupLoop) -> pb.LaneStatus:
             tag=post.tag,
             op=post.prepared.op,
             site=post.prepared.collective.site,
-            seconds=now - post.submitted_at,
+            seconds=max(0.0, now - post.submitted_at),  # it may have come since `now`
             bytes=sum(leaf.nbytes for leaf in post.prepared.collective.leaves),
         )
         for post in group_loop.pending_ops
@@ -177,7 +177,7 @@ def _in_flight(instance: Instance, tracker: InstanceTracker, running: Execution 
         instance=instance.number,
         op=str(instance.collective.operation),
         site=instance.collective.site,
-        seconds=now - instance.first_arrival.arrived_at,
+        seconds=max(0.0, now - instance.first_arrival.arrived_at),  # the same
         arrived=sorted(instance.ready_arrivals),
         missing=missing,
         bytes=sum(pack.count * pack.dtype.itemsize for pack in instance.first_arrival.prepared.layout.packs),
