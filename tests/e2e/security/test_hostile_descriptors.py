@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,6 +105,12 @@ def kernel(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return KERNELS[request.param]
 
 
+def stands_still(pid: int) -> bool:
+    """Whether every thread of a process that was stopped has stopped."""
+    stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
 def find_pid(address: str) -> int:
     """Of the worker there."""
     with socket.socket(socket.AF_UNIX) as asking:
@@ -128,6 +135,7 @@ def hostile() -> Iterator[Pass]:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         os.kill(worker, signal.SIGSTOP)
+        settle(lambda: stands_still(worker))  # else it reads the first, and hangs up before the others come
         try:
             process.stdin.write("\n")
             process.stdin.flush()
