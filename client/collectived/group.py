@@ -202,8 +202,8 @@ class Group(Collectives):
         if own < 0:
             self._is_splitting = False
             return None
-        parent, timeout = f"{self.name}/{self.generation}", self._defaults.timeout_seconds
-        wish = make_split_request(parent, self.key, self.rank, told, self.device, timeout)
+        generation, timeout = f"{self.name}/{self.generation}", self._defaults.timeout_seconds
+        wish = make_split_request(generation, self.key, self.rank, told, self.device, timeout)
 
         def enter(place: JoinedRank) -> Group:
             self._is_splitting = False  # here: an error in a line after this would come to a rank that is present

@@ -96,7 +96,7 @@ class CollectiveError(Exception):
 
     @property
     def differing(self) -> tuple[Member, ...]:
-        """Ranks whose contract differs from the majority's."""
+        """Ranks whose contract differs from the majority's; all that have come where the others decide who that is."""
         return self._about.differing if self._about else ()
 
     @property

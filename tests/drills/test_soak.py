@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.drills.limits import Limit
+from tests.drills.processes import RankProcess
 from tests.drills.soak import judge, soak
 from tests.drills.soak_steps import CALLS, make_differing_step, make_step
 
@@ -61,3 +63,13 @@ def test_what_was_promised_is_no_complaint() -> None:
     assert judge("differ", 1, (0, 0, 2), told, is_late=False) == ([], True, 0)
     told = {2: failed("LOST_WORKER", [0, 1], [])}
     assert judge("kill of a worker", 1, (0, 0, 2), told, is_late=False) == ([], True, 0)
+
+
+def test_of_a_rank_that_does_not_answer_the_stacks_are_shown() -> None:
+    rank = RankProcess(0, 0)
+    assert rank.ask("leave").value(Limit(30)) is None and not rank.owes_answer
+    rank.ask("connect", worker="unix:/nowhere/worker.sock", timeout=60)
+    assert rank.owes_answer
+    told = rank.end_with_stacks()
+    rank.close()
+    assert "Fatal Python error: Aborted" in told and "rank.py" in told and not rank.alive

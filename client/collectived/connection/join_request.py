@@ -68,18 +68,18 @@ def make_join_request(
 
 
 def make_split_request(
-    parent: str, key: int, rank: int, told: Sequence[Sequence[int]], device: str, timeout: float | None
+    generation: str, key: int, rank: int, told: Sequence[Sequence[int]], device: str, timeout: float | None
 ) -> JoinRequest:
     """The wish of a rank for its part of a group that is split.
 
     Args:
-        parent: what names that generation of the group; `key` is the group's.
+        generation: the name of that generation of the group, whose key is `key`; `rank` is this rank's in it.
         told: what each rank has given: its color, its place among those of that color, and how often it has split.
     """
     color = told[rank][0]
     same = sorted((one[1], other) for other, one in enumerate(told) if one[0] == color)
     place = [other for _, other in same].index(rank)
-    name = f"{parent}.{told[0][2]}.{color}"  # as rank 0 has counted, on all of them
+    name = f"{generation}.{told[0][2]}.{color}"  # as rank 0 has counted, on all of them
     deadline = Deadline.after(timeout)
     sizes = (len(same), len(same))
     return JoinRequest(name, sizes, place, device, 0.0, timeout, parent=(key, rank), deadline=deadline)
