@@ -1,10 +1,15 @@
-"""docs/reference/configuration.md: `python -m tests.docs.configuration` (`make docs`) writes its tables."""
+"""docs/reference/configuration.md: `python -m tests.docs.configuration` (`make docs`) writes its tables.
+
+It writes those of docs/operate/limits.md too, which are made of the same keys.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
+
+from tests.docs import limits_page
 
 from collectived_proto.config.daemons import DAEMONS
 from collectived_proto.config.settings import REQUIRED, Setting, list_settings
@@ -40,3 +45,4 @@ def _default(key: Setting) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(fresh(PAGE.read_text()))
+    limits_page.PAGE.write_text(limits_page.fresh(limits_page.PAGE.read_text()))
