@@ -62,8 +62,8 @@ def init(folder: Path, days: int, name: str) -> None:
     from collectived_launcher.certs.folder import AUTHORITY, CA, CA_KEY, create_authority_folder
 
     create_authority_folder(folder, create_authority(name, days, datetime.now(UTC)))
-    click.echo(f"{folder / CA}: for everybody")
-    click.echo(f"{folder / AUTHORITY / CA_KEY}: for nobody: who has it can let anybody in")
+    click.echo(f"{folder / CA}: the certificate of the authority, for every host and client")
+    click.echo(f"{folder / AUTHORITY / CA_KEY}: its private key: keep it secret, for its holder can admit anyone")
 
 
 @certs.command()

@@ -22,12 +22,12 @@ class View(enum.Enum):
 
 VIEWS = tuple(View)
 KEYS = (
-    ("1 … 6", "the views; also a, g, r, i, w, f by their first letters, and Tab and Shift-Tab one after the other"),
-    ("↑ ↓ j k", "one row up or down; Page Up, Page Down, Home and End further"),
-    ("p, Space", "pause: the picture stands still; again: go on"),
+    ("1 … 6", "select a view; also a, g, r, i, w, f, their first letters; Tab and Shift-Tab go through the views"),
+    ("↑ ↓ j k", "move one row; Page Up, Page Down, Home and End move further"),
+    ("p, Space", "pause; again: go on"),
     ("+ -", "ask more or less often"),
     ("Enter", "ask now"),
-    ("?", "this page"),
+    ("?", "show these keys"),
     ("q, Ctrl-C", "quit"),
 )
 _VIEW_BY_KEY = {str(number): view for number, view in enumerate(VIEWS, 1)} | {view.value[0]: view for view in VIEWS}

@@ -31,24 +31,30 @@ def _index_by_name(*metrics: Metric) -> dict[str, Metric]:
     return {metric.name: metric for metric in metrics}
 
 
-BUILD = Metric("collectived_build_info", "gauge", ("component", "version", "python"), "Always 1; what runs here.")
+BUILD = Metric(
+    "collectived_build_info",
+    "gauge",
+    ("component", "version", "python"),
+    "Always 1; the labels say which release runs.",
+)
 REFUSED = Metric(
     "collectived_refused_total",
     "counter",
     ("component", "door", "why"),
-    "Requests over grpc or http that were refused: nothing was shown, or something wrong, or a token for more.",
+    "Requests over grpc or http that were refused: without a credential, with a wrong one, or with a token that does "
+    "not allow the call.",
 )
 LIMITED = Metric(
     "collectived_limit_refusals_total",
     "counter",
     ("component", "limit"),
-    "What was refused because there was as much as there may be, by limit.",
+    "Requests that were refused because a limit was reached, by limit.",
 )
 MALFORMED = Metric(
     "collectived_malformed_total",
     "counter",
     ("component", "where"),
-    "What came that is no message of its protocol, or proves nothing, and was refused; by where it came.",
+    "Malformed messages and failed proofs, which were refused; by place.",
 )
 COMMON_METRICS = (BUILD, REFUSED, LIMITED, MALFORMED)
 
@@ -66,8 +72,8 @@ WORKER_METRICS = _index_by_name(
         "collectived_collective_duration_seconds",
         "histogram",
         ("worker", "operation", "algorithm"),
-        "From the submission by the first rank of this worker until the result was there; of those that ended well. "
-        "Algorithm segment: of the lowest rank; between two looks of the worker each counts as their mean.",
+        "From the submission by the first rank of this worker to the result; successful collectives only. Algorithm "
+        "segment: of the lowest rank; between two looks of the worker each counts as their mean.",
     ),
     Metric(
         "collectived_collective_wait_seconds",
@@ -79,14 +85,14 @@ WORKER_METRICS = _index_by_name(
         "collectived_payload_bytes_total",
         "counter",
         ("worker", "operation", "algorithm"),
-        "Bytes of the values of collectives that ended well, each counted once on this worker.",
+        "Bytes of the values of successful collectives, each counted once on this worker.",
     ),
-    Metric("collectived_folded_bytes_total", "counter", ("worker",), "Bytes that folds of local ranks have read."),
+    Metric("collectived_folded_bytes_total", "counter", ("worker",), "Bytes read by folds of local ranks."),
     Metric(
         "collectived_copied_bytes_total",
         "counter",
         ("worker",),
-        "Bytes of local ranks that were copied where they might have been read in place.",
+        "Bytes of local ranks that were copied although they could be read in place.",
     ),
     Metric(
         "collectived_group_collectives_total",
@@ -98,19 +104,19 @@ WORKER_METRICS = _index_by_name(
         "collectived_group_in_flight",
         "gauge",
         _GROUP_LABELS,
-        "Collectives, sends and receives that somebody waits for now.",
+        "Collectives, sends and receives in flight.",
     ),
     Metric(
         "collectived_group_stalled",
         "gauge",
         _GROUP_LABELS,
-        "Of those in flight, the ones that wait for longer than --stall-after; none where that is normal.",
+        "Those in flight that have waited for longer than --stall-after; not in groups joined with idle=True.",
     ),
     Metric(
         "collectived_group_oldest_seconds",
         "gauge",
         _GROUP_LABELS,
-        "Age of the oldest one in flight; 0 where nothing is, or where waiting is normal.",
+        "Age of the oldest one in flight; 0 without any, and for groups joined with idle=True.",
     ),
     Metric(
         "collectived_group_stalls_total",
@@ -134,7 +140,7 @@ WORKER_METRICS = _index_by_name(
         "collectived_links_opened_total",
         "counter",
         ("worker", "how"),
-        "Links with other workers: dialled, accepted, or kept of an earlier generation.",
+        "Links with other workers: dialled, accepted, or kept from an earlier generation.",
     ),
     Metric("collectived_ranks", "gauge", _GROUP_LABELS, "Local ranks that have not left."),
     Metric("collectived_lanes", "gauge", ("worker",), "Groups with a rank here; one thread each."),
@@ -142,22 +148,24 @@ WORKER_METRICS = _index_by_name(
         "collectived_verdicts_total",
         "counter",
         ("worker", "code"),
-        "Verdicts that groups of this worker got, by code; not that a rank left in order.",
+        "Verdicts about groups of this worker, by code; ranks that left in order are not counted.",
     ),
-    Metric("collectived_sessions", "gauge", ("worker",), "Clients that are connected."),
-    Metric("collectived_sessions_opened_total", "counter", ("worker",), "Clients that have connected."),
+    Metric("collectived_sessions", "gauge", ("worker",), "Connected clients."),
+    Metric("collectived_sessions_opened_total", "counter", ("worker",), "Clients that have connected since the start."),
     Metric(
         "collectived_joins_total",
         "counter",
         ("worker", "outcome"),
         "Joins of local clients that ended: granted, refused or withdrawn.",
     ),
-    Metric("collectived_arena_bytes", "gauge", ("worker",), "Shared memory, for inputs of clients and for results."),
+    Metric(
+        "collectived_arena_bytes", "gauge", ("worker",), "Shared memory in use, for inputs of clients and for results."
+    ),
     Metric(
         "collectived_arena_limit_bytes",
         "gauge",
         ("worker",),
-        "The most shared memory that there may be (--memory-limit).",
+        "Limit of the shared memory (--memory-limit).",
     ),
     Metric(
         "collectived_coordinator_connected", "gauge", ("worker",), "1 while the coordinator can be reached, else 0."
@@ -166,7 +174,7 @@ WORKER_METRICS = _index_by_name(
         "collectived_coordinator_connections_total",
         "counter",
         ("worker",),
-        "How often the coordinator has welcomed this worker: 1 if it was never lost.",
+        "Connections to the coordinator; 1 if the connection was never lost.",
     ),
     Metric("collectived_heartbeats_total", "counter", ("worker",), "Heartbeats sent to the coordinator."),
 )
@@ -177,9 +185,9 @@ COORDINATOR_METRICS = _index_by_name(
         "collectived_worker_connected",
         "gauge",
         ("worker",),
-        "1 while the worker's stream stands, 0 while it is away; gone when it is given up.",
+        "1 while the worker's stream is connected, 0 while it is broken; removed when the worker is given up.",
     ),
-    Metric("collectived_worker_silent_seconds", "gauge", ("worker",), "Since the worker was last heard."),
+    Metric("collectived_worker_silent_seconds", "gauge", ("worker",), "Seconds since the last message of the worker."),
     Metric(
         "collectived_coordinator_worker_attached_total",
         "counter",
@@ -200,7 +208,7 @@ COORDINATOR_METRICS = _index_by_name(
         ("state",),
         "Groups: forming (ranks are missing, or links are measured) or running.",
     ),
-    Metric("collectived_coordinator_joining_ranks", "gauge", (), "Ranks that wait in groups that are forming."),
+    Metric("collectived_coordinator_joining_ranks", "gauge", (), "Ranks that wait in forming groups."),
     Metric(
         "collectived_coordinator_joins_total",
         "counter",
@@ -217,26 +225,28 @@ COORDINATOR_METRICS = _index_by_name(
         "collectived_group_waiting",
         "gauge",
         ("group",),
-        "Collectives that workers have reported as waiting for longer than --stall-after; none of a group in which "
-        "that is normal.",
+        "Collectives that workers have reported as waiting for longer than --stall-after; not in groups joined with "
+        "idle=True.",
     ),
-    Metric("collectived_group_waiting_seconds", "gauge", ("group",), "How long the first of them has waited."),
-    Metric("collectived_group_missing_ranks", "gauge", ("group",), "For how many ranks the first of them waits."),
+    Metric("collectived_group_waiting_seconds", "gauge", ("group",), "How long the first of these has waited."),
+    Metric(
+        "collectived_group_missing_ranks", "gauge", ("group",), "Number of ranks for which the first of these waits."
+    ),
     Metric(
         "collectived_rank_lateness_seconds",
         "gauge",
         ("group", "rank", "worker"),
-        "By how much a rank comes later than the earliest of its group, on average per collective between its last two "
-        "heartbeats, or as long as others wait for it now; of the 32 latest ranks.",
+        "How much later a rank arrives than the earliest of its group, on average per collective between its last two "
+        "heartbeats, or how long others have been waiting for it now; of the 32 latest ranks.",
     ),
 )
 
 # What the Prometheus client library tells of any process; only on Linux, as all of this.
 PROCESS_METRICS = _index_by_name(
     Metric("process_cpu_seconds_total", "counter", (), "Processor time, user and system."),
-    Metric("process_resident_memory_bytes", "gauge", (), "Memory in use, shared memory that was touched included."),
+    Metric("process_resident_memory_bytes", "gauge", (), "Memory in use, including touched shared memory."),
     Metric("process_virtual_memory_bytes", "gauge", (), "Address space."),
-    Metric("process_start_time_seconds", "gauge", (), "When the process was started, since 1970."),
+    Metric("process_start_time_seconds", "gauge", (), "Start time of the process, since 1970."),
     Metric("process_open_fds", "gauge", (), "Open descriptors."),
-    Metric("process_max_fds", "gauge", (), "The most there may be."),
+    Metric("process_max_fds", "gauge", (), "Limit of open descriptors."),
 )
