@@ -1,71 +1,33 @@
-"""docs/reference/status.md describes every field that `collectived status --json` can have, and no other."""
+"""docs/reference/status.md is made of the protocol; docs/operate/status.md explains every kind of problem."""
 
 from __future__ import annotations
 
 import re
-from typing import cast
 
 import pytest
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tests.docs.contents import ROOT
+from tests.docs.status_fields import MESSAGES, PAGE, comments, fresh
 
 from collectived_proto.report.findings import FindingKind
-from collectived_proto.v1 import status_pb2 as pb
-
-PAGE = (ROOT / "docs/operate/status.md").read_text()
-FIELDS = (ROOT / "docs/reference/status.md").read_text()
-TYPES = {
-    FieldDescriptor.TYPE_STRING: "string",
-    FieldDescriptor.TYPE_BOOL: "bool",
-    FieldDescriptor.TYPE_DOUBLE: "number",
-    FieldDescriptor.TYPE_FLOAT: "number",
-    FieldDescriptor.TYPE_UINT32: "number",
-    FieldDescriptor.TYPE_INT32: "number",
-    FieldDescriptor.TYPE_INT64: "int64",
-    FieldDescriptor.TYPE_UINT64: "int64",
-    FieldDescriptor.TYPE_SINT64: "int64",
-    FieldDescriptor.TYPE_ENUM: "string",
-}
 
 
-def reachable(top: Descriptor) -> dict[str, Descriptor]:
-    """A message and all that it holds, by name."""
-    found: dict[str, Descriptor] = {}
-    ahead = [top]
-    while ahead:
-        message = ahead.pop()
-        if message.name not in found:
-            found[message.name] = message
-            ahead += [field.message_type for field in message.fields if field.message_type]
-    return found
+def test_the_fields_are_what_the_protocol_says() -> None:
+    text = PAGE.read_text()
+    assert text.count("<!-- made: fields -->") == 1
+    assert fresh(text) == text, "run `make docs` and commit the result"
 
 
-def type_of(field: FieldDescriptor) -> str:
-    """As the page says it."""
-    name = field.message_type.name if field.message_type else ""
-    one = f"[{name}](#{name.lower()})" if name else TYPES[field.type]
-    return f"list of {one}" if field.is_repeated else one
+def test_a_changed_meaning_is_noticed() -> None:
+    text = PAGE.read_text()
+    assert fresh(text.replace("connected clients", "clients")) == text != text.replace("connected clients", "clients")
 
 
-def sections() -> dict[str, str]:
-    parts = re.split(r"^## (\w+)$", FIELDS, flags=re.M)[1:]
-    return dict(zip(parts[::2], parts[1::2], strict=True))
-
-
-MESSAGES = reachable(cast(Descriptor, pb.StatusReply.DESCRIPTOR))
-
-
-def test_every_message_of_a_status_has_a_section_and_no_other_has() -> None:
-    assert sorted(sections()) == sorted(MESSAGES)
-
-
-@pytest.mark.parametrize("name", sorted(MESSAGES))
-def test_every_field_is_documented_with_its_type_and_none_that_is_gone(name: str) -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.*\S.*) \|$", sections()[name], re.M)
-    assert [(field, kind) for field, kind, _ in rows] == [
-        (field.name, type_of(field)) for field in MESSAGES[name].fields
-    ], f"docs/reference/status.md, section {name}: one row for each field, in the order of the protocol"
+@pytest.mark.parametrize("name", MESSAGES)
+def test_every_message_and_every_field_has_a_meaning(name: str) -> None:
+    intro, meanings = comments()[name]
+    assert intro and [field for field, said in meanings.items() if said] == [one.name for one in MESSAGES[name].fields]
 
 
 def test_every_kind_of_trouble_is_explained_in_the_order_in_which_it_is_told() -> None:
-    assert re.findall(r"^\| `([A-Z]+)` \|", PAGE, re.M) == [kind.value.upper() for kind in FindingKind]
+    page = (ROOT / "docs/operate/status.md").read_text()
+    assert re.findall(r"^\| `([A-Z]+)` \|", page, re.MULTILINE) == [kind.value.upper() for kind in FindingKind]
