@@ -163,16 +163,16 @@ FAILED = 1
     metavar="TIME",
     default="30s",
     show_default=True,
-    help="What runs may take this long to finish (250ms, 30s, 2min); then it is cut.",
+    help="Time for running collectives to finish (250ms, 30s, 2min); then they are cut.",
 )
-@click.option("--stay", is_flag=True, help="Drained workers go on living, and refusing, instead of ending.")
+@click.option("--stay", is_flag=True, help="Drained workers live on and refuse new work, instead of ending.")
 @click.option("--json", "as_json", is_flag=True, help="The answer as JSON; keys as DrainReply in status.proto.")
 def drain(worker: str | None, host: str | None, group: str | None, timeout: float, stay: bool, as_json: bool) -> int:
     """Let running collectives finish and refuse new ones; then end the drained workers.
 
-    Drained are the workers of the running job on this host, or what is named. What some rank has submitted runs on, and
-    the others may come to it; what is submitted later fails on all ranks with the same UnavailableError. Exit status 1
-    if something was cut, which is said.
+    Drains the workers of the running job on this host, or those of the options. A collective that some rank has
+    submitted goes on, and the others may join it; later ones fail on all ranks with the same UnavailableError. Exit
+    status 1 if collectives were cut, which are named.
     """
     if (worker is not None) + (host is not None) + (group is not None) > 1:
         raise click.UsageError("--worker, --host and --group exclude each other")

@@ -45,9 +45,9 @@ def parse_size(context: click.Context, parameter: click.Parameter, value: str | 
 
 @click.command()
 @click.argument("operation", type=click.Choice(OPERATIONS), default="all_reduce", metavar="[OPERATION]")
-@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Start a new job with so many workers.")
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Start a new job with this many workers.")
 @click.option("--clients", type=click.IntRange(min=1), metavar="N", help="Ranks per worker.  [default: 2]")
-@click.option("--worker", metavar="ADDRESS", help="Measure on this worker that runs (unix:/path or host:port).")
+@click.option("--worker", metavar="ADDRESS", help="Measure on this running worker (unix:/path or host:port).")
 @click.option(
     "-b", "--min-bytes", callback=parse_size, metavar="SIZE", default="4", show_default=True, help="First size."
 )
@@ -55,10 +55,14 @@ def parse_size(context: click.Context, parameter: click.Parameter, value: str | 
     "-e", "--max-bytes", callback=parse_size, metavar="SIZE", default="64M", show_default=True, help="Last size."
 )
 @click.option(
-    "-f", "--factor", type=click.IntRange(min=2), metavar="N", help="Each size is so many times the last.  [default: 4]"
+    "-f",
+    "--factor",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Each size is this many times the last.  [default: 4]",
 )
 @click.option(
-    "-i", "--step-bytes", callback=parse_size, metavar="SIZE", help="Each size is so many bytes more than the last."
+    "-i", "--step-bytes", callback=parse_size, metavar="SIZE", help="Each size is this many bytes more than the last."
 )
 @click.option(
     "-n",
@@ -114,11 +118,11 @@ def bench(**given: Any) -> int:
     """Measure a collective: size, time, bandwidths and wrong results.
 
     \b
-    OPERATION: all_reduce (if not told), reduce, broadcast, all_gather, gather,
+    OPERATION: all_reduce (default), reduce, broadcast, all_gather, gather,
     scatter, reduce_scatter, all_to_all, send_recv, barrier.
 
-    Runs with the ranks that it is started as (collectived launch -- collectived
-    bench), else beside the programs of your running job, else in a new job of 1 worker with 2 clients. Bandwidths are
+    Runs as the ranks of `collectived launch -- collectived bench`, else beside the programs of your running job, else
+    in a new job of 1 worker with 2 clients. Bandwidths are
     those of nccl-tests. Exit status 1 if a result was wrong.
     """
     from collectived_launcher.bench.clients import choose_target

@@ -23,7 +23,7 @@ _FOLDER = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default="certs",
     show_default=True,
-    help="Where the authority and all that it signs lies.",
+    help="Folder of the authority and of everything that it signs.",
 )
 _DAYS = click.IntRange(min=1, max=36500)
 
@@ -54,8 +54,8 @@ def certs() -> None:
 
 @certs.command()
 @_FOLDER
-@click.option("--days", type=_DAYS, default=3650, show_default=True, help="How long it is good for.")
-@click.option("--name", default="collectived", show_default=True, help="What the authority is called.")
+@click.option("--days", type=_DAYS, default=3650, show_default=True, help="Days for which it is valid.")
+@click.option("--name", default="collectived", show_default=True, help="Name of the authority.")
 def init(folder: Path, days: int, name: str) -> None:
     """Make an authority. Its key stays in FOLDER/authority; keep it apart from the daemons."""
     from collectived_launcher.certs.authority import create_authority
@@ -75,12 +75,12 @@ def init(folder: Path, days: int, name: str) -> None:
     help="Every host of this cluster that has no certificate yet.",
 )
 @_FOLDER
-@click.option("--days", type=_DAYS, default=365, show_default=True, help="How long they are good for.")
+@click.option("--days", type=_DAYS, default=365, show_default=True, help="Days for which they are valid.")
 def host(hosts: tuple[str, ...], cluster: Path | None, folder: Path, days: int) -> None:
-    """Make certificates of hosts, good for serving and for calling.
+    """Make certificates of hosts, valid for serving and for calling.
 
-    A certificate names its host, what is given behind the =, the addresses that the name has where this command runs,
-    and the loopback: a daemon is refused under any other name.
+    A certificate has the name of its host, the names after the =, the addresses of the name on this machine, and the
+    loopback. Callers refuse a daemon under any other name.
     """
     from collectived_launcher.certs.folder import check_free
 
@@ -99,9 +99,9 @@ def host(hosts: tuple[str, ...], cluster: Path | None, folder: Path, days: int) 
 @certs.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @_FOLDER
-@click.option("--days", type=_DAYS, default=365, show_default=True, help="How long they are good for.")
+@click.option("--days", type=_DAYS, default=365, show_default=True, help="Days for which they are valid.")
 def client(names: tuple[str, ...], folder: Path, days: int) -> None:
-    """Make certificates of people and programs, good for calling only."""
+    """Make certificates of people and programs, valid for calling only."""
     from collectived_launcher.certs.folder import check_free
 
     for name in names:
@@ -115,9 +115,9 @@ def client(names: tuple[str, ...], folder: Path, days: int) -> None:
 @click.option("--all", "everything", is_flag=True, help="All of them, due or not.")
 @_FOLDER
 def renew(names: tuple[str, ...], everything: bool, folder: Path) -> None:
-    """Renew certificates for as long as they were made for: those named, else those with a third of their time left.
+    """Renew certificates for their former duration: the named ones, else those with a third of their time left.
 
-    Keys and names stay. Daemons read the new tls.crt once it is copied to its place, without being restarted.
+    Keys and names stay. Daemons read the new tls.crt as soon as it is in its place, without a restart.
     """
     from collectived_launcher.certs.authority import renew_certificate
     from collectived_launcher.certs.folder import CERT, list_entries, load_authority, replace_certificate
@@ -141,7 +141,7 @@ def renew(names: tuple[str, ...], everything: bool, folder: Path) -> None:
 @_FOLDER
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
 def show(folder: Path, as_json: bool) -> None:
-    """Show certificates, what they are good for, and until when."""
+    """Show certificates, their purpose, and their end."""
     from collectived_launcher.certs.folder import list_entries
 
     now = datetime.now(UTC)

@@ -29,9 +29,9 @@ _ssh = click.option("--ssh", "ssh_command", default="ssh", show_default=True, he
 @_only
 @_ssh
 def up(file: Path, only: tuple[str, ...], ssh_command: str) -> int:
-    """Start the daemons of a cluster, which stay: a supervisor on each host keeps them running.
+    """Start the daemons of a cluster. A supervisor on each host keeps them running.
 
-    What runs already is left as it is, and said. `collectived down` ends them.
+    Daemons that run already are left as they are, and named. `collectived down` ends them.
     """
     return _run_on_hosts(
         file, only, ssh_command, _start_cluster, "what was started stays; `collectived down` ends it", with_leader=True
@@ -42,12 +42,12 @@ def up(file: Path, only: tuple[str, ...], ssh_command: str) -> int:
 @_file
 @_only
 @_ssh
-@click.option("--now", is_flag=True, help="Do not drain: cut what runs.")
+@click.option("--now", is_flag=True, help="Do not drain: cut running collectives.")
 def down(file: Path, only: tuple[str, ...], ssh_command: str, now: bool) -> int:
-    """Drain and end the daemons of a cluster, and leave nothing of it.
+    """Drain and end the daemons of a cluster, and remove its files.
 
-    Workers drain for as long as their `drain_seconds` say; the coordinator ends last. Exit status 1 if something was
-    cut, which is said.
+    Workers drain for at most their `drain_seconds`; the coordinator ends last. Exit status 1 if collectives were cut,
+    which are named.
     """
 
     def end(cluster: Cluster, hosts: Sequence[ClusterHost], reached: ClusterHosts) -> Iterator[tuple[str, bool]]:

@@ -61,7 +61,7 @@ class RunningWorkers:
     "--timeout",
     callback=parse_time,
     metavar="TIME",
-    help="Timeout of collectives where neither the call nor the group has one; 0: none.",
+    help="Timeout of collectives if neither the call nor the group has one; 0: none.",
 )
 @click.option(
     "--grace",
@@ -96,10 +96,10 @@ def run(
     chdir: str,
     program: tuple[str, ...],
 ) -> int:
-    """Run PROGRAM as ranks at daemons that run already, and leave those as they are.
+    """Run PROGRAM as ranks at running daemons, and leave the daemons as they are.
 
-    The daemons are those of `collectived up`. Everything else is as with `launch`: the environment of each rank, what
-    is shown, what happens after a failure. Each run is a job of its own: its group names are its own.
+    The daemons are those of `collectived up`. The environment of each rank, the output and the reaction to failures are
+    those of `launch`. Each run is a job of its own, with group names of its own.
     """
     if hosts and file is None:
         raise click.UsageError("--hosts chooses among the hosts of a cluster: name its file with --cluster")

@@ -28,13 +28,13 @@ class ConfigUsageError(click.ClickException):
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[FLAGS OF THE DAEMON]...")
 @click.option("--config", "named", metavar="FILE", help="The configuration file; `none` for none.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
-@click.option("--toml", "as_toml", is_flag=True, help="A commented file that says the same.")
+@click.option("--toml", "as_toml", is_flag=True, help="A commented file with the same values.")
 def config(daemon: str | None, arguments: tuple[str, ...], named: str | None, as_json: bool, as_toml: bool) -> None:
-    """Show what a daemon started here would be told, and where each value comes from.
+    """Show the configuration of a daemon started here, and the source of each value.
 
-    Read are the file (--config, COLLECTIVED_CONFIG, ~/.config/collectived/collectived.toml,
-    /etc/collectived/collectived.toml, whichever is first), over it the environment, over that FLAGS. Secrets are not
-    shown. Exit status 2 if something is wrong in it.
+    Reads the first file of --config, COLLECTIVED_CONFIG, ~/.config/collectived/collectived.toml and
+    /etc/collectived/collectived.toml. The environment overrides the file, and FLAGS override both. Secrets are not
+    shown. Exit status 2 if a value is wrong.
     """
     if as_json and as_toml:
         raise click.UsageError("--json and --toml exclude each other")

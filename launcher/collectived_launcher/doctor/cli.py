@@ -17,9 +17,11 @@ TOKEN_VARIABLE = "COLLECTIVED_DOCTOR_TOKEN"
 
 
 @click.command()
-@click.option("--hosts", metavar="A,B,…", help="Also look at these hosts, and measure between them, over ssh.")
-@click.option("--ssh", "carrier", default="ssh", show_default=True, metavar="COMMAND", help="What reaches a host.")
-@click.option("--python", metavar="PATH", help="The Python that has collectived on the hosts; default: as here.")
+@click.option("--hosts", metavar="A,B,…", help="Also check these hosts, and measure between them, over ssh.")
+@click.option(
+    "--ssh", "carrier", default="ssh", show_default=True, metavar="COMMAND", help="Command that reaches a host."
+)
+@click.option("--python", metavar="PATH", help="The Python with collectived on the hosts; default: as here.")
 @click.option(
     "--serve",
     is_flag=False,
@@ -35,7 +37,7 @@ TOKEN_VARIABLE = "COLLECTIVED_DOCTOR_TOKEN"
     metavar="SECONDS",
     default=600.0,
     show_default=True,
-    help="How long --serve waits; 0: for ever.",
+    help="How long --serve waits; 0: without end.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Findings and facts as JSON.")
 def doctor(
@@ -47,9 +49,9 @@ def doctor(
     within: float,
     as_json: bool,
 ) -> int:
-    """Look for what can keep a job from running, or make it slow.
+    """Find conditions that can keep a job from running, or make it slow.
 
-    Each line is OK, WARNING or FAILURE, the latter two with what to do. Changes nothing. Exit status 1 if there is a
+    Each line is OK, WARNING or FAILURE; the latter two say what to do. Changes nothing. Exit status 1 if there is a
     failure.
     """
     if sum(option is not None for option in (hosts, serve, to)) > 1:

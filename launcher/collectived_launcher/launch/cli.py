@@ -61,7 +61,7 @@ from collectived_proto.ipc import job_files
     metavar="NAME|NETWORK",
     help="The network by which hosts reach each other: eth0, 10.0.0.0/8.  [default: that of the route between them]",
 )
-@click.option("--ssh", "ssh_command", default="ssh", show_default=True, help="OpenSSH's client, with options of yours.")
+@click.option("--ssh", "ssh_command", default="ssh", show_default=True, help="OpenSSH's client, with your options.")
 @click.option("--python", default="", help="Interpreter on the other hosts that has collectived.  [default: this one]")
 @click.option(
     "--env", "variables", multiple=True, metavar="NAME[=VALUE]", help="Give this variable to PROGRAM; repeatable."
@@ -81,7 +81,7 @@ from collectived_proto.ipc import job_files
     type=float,
     callback=seconds,
     metavar="SECONDS",
-    help="Timeout of collectives where neither the call nor the group has one; 0: none.  [default: none]",
+    help="Timeout of collectives if neither the call nor the group has one; 0: none.  [default: none]",
 )
 @click.option(
     "--grace",
@@ -107,49 +107,50 @@ from collectived_proto.ipc import job_files
     metavar="N",
     default=restarts.DEFAULT_MAX_RESTARTS,
     show_default=True,
-    help="Start a coordinator or worker that died again, with growing pauses, at most this often each within 5 "
-    "minutes; then the job fails. 0: never.",
+    help="Restart a dead coordinator or worker, with growing pauses, at most this often each within 5 minutes; then "
+    "the job fails. 0: never.",
 )
 @click.option(
     "--tune",
     is_flag=True,
-    help="Measure the links when a group forms, and store what AUTO is to choose under the group's name and shape; "
-    "later runs with --tune use it without measuring.",
+    help="Measure the links when a group forms, and store the choices of AUTO under the group's name and shape; "
+    "later runs with --tune use them without measuring.",
 )
 @click.option(
     "--metrics",
     is_flag=True,
-    help="Each daemon serves Prometheus metrics at a port of its own, for callers with the job's viewing token; launch "
-    "prints where both are.",
+    help="Each daemon serves Prometheus metrics at a port of its own, for callers with the job's viewing token; "
+    "launch prints the ports and the file of the token.",
 )
 @click.option(
     "--http",
     callback=check_http_address,
     metavar="[HOST:]PORT",
-    help="Serve a web page that shows what `status` shows, live, to everybody who has the printed link; on the "
-    "loopback without HOST; port 0: a free one.",
+    help="Serve a web page with the live output of `status`, for everybody with the printed link; on the loopback "
+    "without HOST; port 0: a free one.",
 )
 @click.option(
     "--tls-cert",
     metavar="FILE",
-    help="Encrypt what daemons say over TCP, links between workers too: the certificate of a host, at the same path on "
-    "every host.",
+    help="Encrypt the daemons' TCP connections, links between workers too: the certificate of a host, at the same "
+    "path on every host.",
 )
 @click.option("--tls-key", metavar="FILE", help="The private key of --tls-cert, at the same path on every host.")
 @click.option(
     "--tls-ca",
     metavar="FILE",
-    help="Certificates of authorities, at the same path on every host: callers over TCP must show one of theirs.",
+    help="Certificates of authorities, at the same path on every host: callers over TCP must show a certificate of "
+    "one of them.",
 )
 @click.option(
     "--log-level",
     metavar="LEVEL",
-    help="From which level on daemons write logs: debug, info, warning, error.  [default: warning]",
+    help="The lowest level of log lines that daemons write: debug, info, warning, error.  [default: warning]",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
-    help="How daemons write logs; json: one object a line.  [default: text]",
+    help="Format of the daemons' logs; json: one object per line.  [default: text]",
 )
 @click.option(
     "--otel", is_flag=True, help="Workers send OpenTelemetry spans, one per collective (needs collectived[otel])."
@@ -186,8 +187,8 @@ def launch(
 ) -> int:
     """Run PROGRAM as WORKERS x CLIENTS ranks on this host, or on those of --hosts.
 
-    Starts a coordinator, the workers and one process of PROGRAM per rank, shows what they print, and takes everything
-    down when they have ended, when one fails, or on Ctrl-C. In a Slurm allocation, its nodes are the hosts.
+    Starts a coordinator, the workers and one process of PROGRAM per rank, and shows their output. Ends everything when
+    the processes have ended, when one fails, or on Ctrl-C. In a Slurm allocation, its nodes are the hosts.
     """
     wish = HostOptions(workers, clients, hosts, hostfile, ssh_command, python, host_timeout)
     places = choose_hosts(wish, os.environ, program)

@@ -22,22 +22,21 @@ _NON_TTY_WIDTH = 160  # columns where the output is not a terminal
 @click.option(
     "--wide",
     is_flag=True,
-    help="Also what is in flight and why it is carried so, what AUTO chooses, workers, ranks and all known failures.",
+    help="Also collectives in flight with their algorithm and its reason, choices of AUTO, workers, ranks and all "
+    "known failures.",
 )
 @click.option("--group", metavar="NAME", help="All about this group.")
-@click.option("--host", metavar="NAME", help="All about this host: its workers, and the ranks that they have.")
+@click.option("--host", metavar="NAME", help="All about this host: its workers and their ranks.")
 @click.option(
     "--json", "as_json", is_flag=True, help="The answer as JSON; every field is described in docs/reference/status.md."
 )
-@click.option(
-    "--watch", type=float, callback=pace, metavar="SECONDS", help="Show it again every so many seconds, 0.2 or more."
-)
+@click.option("--watch", type=float, callback=pace, metavar="SECONDS", help="Repeat at this interval, 0.2 or more.")
 def status(
     worker: str | None, wide: bool, group: str | None, host: str | None, as_json: bool, watch: float | None
 ) -> None:
-    """Show what is wrong (ranks that others wait for, workers that are lost, what failed lately), then counts.
+    """Show problems (ranks that others wait for, lost workers, recent failures), then counts.
 
-    Asks one worker of the running job, which asks the coordinator. Exit status 3 if nothing runs or nobody answers.
+    Asks one worker of the running job, which asks the coordinator. Exit status 3 if no job runs or no daemon answers.
     """
     from collectived_launcher.status.discovery import (  # gRPC and rich: `launch` must start without them
         find_target,

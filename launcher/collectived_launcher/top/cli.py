@@ -21,12 +21,12 @@ from collectived_launcher.quantities import pace
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Between questions, 0.2 or more; + and - change it.",
+    help="Time between requests, 0.2 or more; + and - change it.",
 )
 def top(worker: str | None, interval: float) -> None:
     """Watch the running job live, problems first.
 
-    Keys: ? shows them, q quits. Ends by itself when the job does. Exit status 3 if nothing runs or nobody answers.
+    Keys: ? shows them, q quits. Ends by itself when the job does. Exit status 3 if no job runs or no daemon answers.
     """
     from collectived_launcher.status.discovery import (  # gRPC and rich: `launch` must start without them
         find_target,

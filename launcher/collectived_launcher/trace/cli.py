@@ -26,7 +26,8 @@ _NAMES_QUERY_BYTES = 256 << 10  # bytes of each worker, to say which groups ther
     "--last",
     callback=parse_time_span,
     metavar="TIME",
-    help="Only what ended within this time (500ms, 30s, 5m, 1h), and what has not ended.  [default: all that is kept]",
+    help="Only events that ended within this time (500ms, 30s, 5m, 1h), and events that have not ended.  [default: "
+    "all that is kept]",
 )
 @click.option("--group", metavar="NAME", default="", help="Only this group.")
 @click.option(
@@ -35,7 +36,7 @@ _NAMES_QUERY_BYTES = 256 << 10  # bytes of each worker, to say which groups ther
     metavar="SIZE",
     default="8MiB",
     show_default=True,
-    help="Of each worker's answer, newest first; workers give 16MiB at most.",
+    help="The most bytes of each worker's answer, newest first; at most 16MiB.",
 )
 @click.option(
     "-o",
@@ -43,20 +44,20 @@ _NAMES_QUERY_BYTES = 256 << 10  # bytes of each worker, to say which groups ther
     metavar="FILE",
     default="trace.json",
     show_default=True,
-    help="Where the trace goes; compressed if it ends in .gz; - is standard output.",
+    help="File of the trace; compressed if it ends in .gz; - is standard output.",
 )
 @click.option(
     "--worker", metavar="ADDRESS", help="Ask this worker (unix:/path or host:port); default: the running job's."
 )
-@click.option("--local", is_flag=True, help="What this one worker has recorded; nobody else is asked.")
-@click.option("--json", "as_json", is_flag=True, help="Say what was written as JSON.")
+@click.option("--local", is_flag=True, help="Only the recording of this one worker.")
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
 def trace(
     last: float | None, group: str, most: int, output: str, worker: str | None, local: bool, as_json: bool
 ) -> None:
-    """Write what every collective did, and who was waited for, as a trace that Perfetto shows.
+    """Write the latest collectives, and the ranks that others waited for, as a trace for Perfetto.
 
     Asks one worker of the running job, which asks all through the coordinator, also while collectives hang. Exit status
-    2 if nothing is recorded of the group, 3 if nothing runs or nobody answers.
+    2 if nothing is recorded of the group, 3 if no job runs or no daemon answers.
     """
     from collectived_launcher.status.discovery import find_target  # gRPC: `launch` must start without it
     from collectived_launcher.trace.collect import request_trace

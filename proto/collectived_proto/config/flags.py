@@ -10,12 +10,12 @@ from collectived_proto.config.settings import REQUIRED, Setting, list_settings
 from collectived_proto.config.sources import NO_FILE, suggest_nearest
 
 SUMMARY = {
-    "coordinator": "hands out group keys and ranks, watches deadlines, spreads verdicts",
+    "coordinator": "assigns group keys and ranks, watches deadlines, distributes verdicts",
     "worker": "owns this host's devices and runs collectives",
 }
 _SOURCES = (
     "Each value is taken from the command line, else from its variable of the environment, else from the file "
-    "(docs/reference/configuration.md); `collectived config` shows what that comes to."
+    "(docs/reference/configuration.md); `collectived config` shows the result."
 )
 
 

@@ -61,14 +61,14 @@ def build_parser() -> argparse.ArgumentParser:
     """The options of `collectived simulate`."""
     parser = argparse.ArgumentParser(
         prog="collectived simulate",
-        description="Predict what an all-reduce costs on hosts that need not exist, from the plans that would run.",
+        description="Predict the cost of an all-reduce on hosts that need not exist, from the plans that would run.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--workers", type=_integer_type("workers", MAX_WORKERS), metavar="N", help="hosts (default: 8)")
     add("--devices", type=_integer_type("devices", MAX_DEVICES), metavar="D", help="devices of each (default: 1)")
-    add("--hosts", type=_hosts, metavar="D,D,...", help="devices of each host where they differ: 3,1,2")
+    add("--hosts", type=_hosts, metavar="D,D,...", help="devices of each host, if they differ: 3,1,2")
     add("--sizes", type=_sizes, default="4B:64MiB", metavar="SIZES", help="see below (default: 4B:64MiB)")
     add("--algorithms", type=_algorithms, default=(), metavar="NAMES", help="a,b or all (default: the usual ones)")
     add(
@@ -88,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("--bandwidth", "GBIT", plain.across.bandwidth / _GBIT, "of a host to others, Gbit/s each way"),
         ("--inside-latency", "US", plain.inside.latency / _MICRO, "inside a host, µs"),
         ("--inside-bandwidth", "GBIT", plain.inside.bandwidth / _GBIT, "of a device inside a host, Gbit/s each way"),
-        ("--stream", "GBIT", plain.stream / _GBIT, "what one connection reaches, Gbit/s"),
+        ("--stream", "GBIT", plain.stream / _GBIT, "of one connection, Gbit/s"),
         ("--overhead", "US", plain.overhead / _MICRO, "of a message, at its sender and its receiver, µs"),
         ("--fold", "GB", plain.fold / _GB, "folded per second, GB"),
     ):
