@@ -25,27 +25,28 @@ _BARRIER = Barrier()
 
 
 class Collectives(Reductions):
-    """What follows holds for all of them.
+    """These rules hold for all collectives.
 
-    - All ranks call the same collectives in the same order. Where the operation, its arguments, structure, shapes or
-      dtypes differ, all of them get an `InvalidArgumentError` that says how. Two calls that are alike in all of these
-      cannot be told apart: where ranks swap them, their values are combined as they come.
+    - All ranks call the same collectives in the same order. If the operation, its arguments, structure, shapes or
+      dtypes differ, all ranks get an `InvalidArgumentError` that says how. Two calls that are equal in all of these
+      cannot be distinguished: if ranks swap them, their values are combined nevertheless.
     - A *value* is an array or number, or any nest of lists, tuples, namedtuples and dicts of such, None and
       `IndexedSlices`. A result has its structure, dtypes and kinds of arrays, and for type checkers its type, though
       the mean of an `int` is a `float`.
-    - Results are arrays of their own, row-major, which nobody else looks into; but in groups of
-      several workers those of NumPy arrays from `session.empty` may be read-only views that ranks of a host share.
-    - `out` is a nest of the result's structure, whose arrays take the result in any byte order, and which is returned.
-      It may be the value itself; it has no `IndexedSlices`. Where a rank gets no result it is not looked at. With
-      `async_op` it is filled once the `Work` is done. An error whose `out_intact` is True, and every plain `TypeError`
-      and `ValueError`, leaves it as it was. What others send is known only when it has come: where it does not fit,
-      that is a `ValueError` of this rank alone, the result is lost, and the group goes on.
-    - A blocking call returns when nobody reads its inputs any more. With `async_op=True` it returns a `Work` at once.
-    - `options` go over the group's. `timeout` is their `timeout_seconds`; `experimental_hints` their deprecated name.
-    - A value travels in at most 4096 packs; where arrays are cut or joined, each array is a pack of its own.
-    - A plain `TypeError` or `ValueError` tells of wrong arguments of this rank alone: it has started nothing, and the
-      others, which are told nothing, wait for it. Any `CollectiveError` tells of a collective that failed on all
-      ranks, and its class what comes next.
+    - Results are separate arrays, row-major, which no other rank reads or writes. There is one exception: in groups of
+      several workers, results of NumPy arrays from `session.empty` may be read-only views that ranks of a host share.
+    - `out` is a nest of the result's structure. Its arrays take the result in any byte order, and it is returned. It
+      may be the value itself; it has no `IndexedSlices`. On a rank without a result it is not used. With `async_op` it
+      is filled once the `Work` is done. An error whose `out_intact` is True, or a plain `TypeError` or `ValueError`,
+      leaves it as it was. The values of other ranks are known only when they have arrived: if one does not fit, that is
+      a `ValueError` of this rank alone, the result is lost, and the group goes on.
+    - A blocking call returns when its inputs are not read any more. With `async_op=True` it returns a `Work` at once.
+    - `options` override the group's. `timeout` sets their `timeout_seconds`; `experimental_hints` is their deprecated
+      name.
+    - A value travels in at most 4096 packs; when arrays are cut or joined, each array is a pack of its own.
+    - A plain `TypeError` or `ValueError` means wrong arguments of this rank alone: it has started nothing, and the
+      others wait for it without a message. A `CollectiveError` means that a collective failed on all ranks, and its
+      class says what to do next.
     """
 
     @overload
@@ -169,7 +170,7 @@ class Collectives(Reductions):
             The structure of `value`; an array of shape [2, 3] becomes one of [2 * size, 3] if all ranks have such.
 
         Raises:
-            InvalidArgumentError: an array is 0-d, on whichever rank: all of them are told.
+            InvalidArgumentError: an array is 0-d on any rank: all ranks get the error.
             ValueError: an array has no such axis, or there are too many.
         """
         return self._start(
@@ -269,8 +270,7 @@ class Collectives(Reductions):
                 at.
             axis: the same on all ranks.
             sizes: on `root`, how many rows each rank gets; they add up to the length of every array along `axis`.
-                None: as even as possible, one more for the first ranks where it does not divide. Not looked at
-                elsewhere.
+                None: as even as possible, with the remainder on the first ranks. Not used on other ranks.
 
         Returns:
             This rank's piece, in the structure of root's value; on other ranks than `root` as NumPy arrays.
@@ -330,14 +330,14 @@ class Collectives(Reductions):
         timeout: float | timedelta | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
-        """Cuts the arrays of every rank along `axis`, sends piece r to rank r, and joins what comes by sender.
+        """Cuts the arrays of every rank along `axis`, sends piece r to rank r, and joins the received pieces by sender.
 
         Args:
             value: at most 4096 arrays of at least one axis and any dtype; with `sizes`, lengths along `axis` may differ
                 between ranks.
             sizes: how many of this rank's rows go to each rank; they add up to the length of every array along `axis`.
-                Every rank gives its own, or none does. None: as even as possible, one more for the first ranks where
-                it does not divide.
+                Every rank gives its own, or none does. None: as even as possible, with the remainder on the first
+                ranks.
 
         Returns:
             The structure of `value`: along `axis` the piece from rank 0, then that from rank 1, and so on.

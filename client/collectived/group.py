@@ -75,11 +75,11 @@ class Group(Collectives):
     """One rank's hold on a group; made by `Session.join`. Thread-safe.
 
     All ranks must submit the same collectives in the same order. Used as a context manager, it leaves at the end, and
-    aborts where the block ends by an exception. What holds for all collectives is said at `Collectives`.
+    aborts if the block ends by an exception. The rules for all collectives are at `Collectives`.
 
     Attributes:
         name: as joined. key: its integer name.
-        rank, size: this rank, and how many there are. local_rank, local_size: the same among ranks of one worker.
+        rank, size: this rank, and the number of ranks. local_rank, local_size: the same among ranks of one worker.
         device: this rank's device, in full.
         members: all ranks, in order; after `rejoin`, `last_instance` of each is the last one that it is known to have
             finished in the generation before.
@@ -138,14 +138,15 @@ class Group(Collectives):
         return self._channel.rank_state.waiting
 
     def rejoin(self, size: int | tuple[int, int] | None = None, *, timeout: float | timedelta | None = None) -> Self:
-        """Joins the next generation of this group, with whoever comes; this rank's number may change.
+        """Joins the next generation of this group, with the ranks that call it; this rank's number may change.
 
         To be called by all ranks that want to go on: after an error whose `rejoin` is True, or when others wait to join
-        (`waiting`). Where the generation still runs, this rank leaves it first.
+        (`waiting`). If the generation still runs, this rank leaves it first.
 
         Args:
             size: how many ranks, or (least, most); None: as this group was joined.
-            timeout: seconds to wait for the others; None and 0: for ever, saying every 10 s who is here.
+            timeout: seconds to wait for the others; None and 0: no limit. Every 10 s the ranks that are here are
+                printed.
 
         Returns:
             The group itself, with new `rank`, `size`, `members` and `generation`.
@@ -173,7 +174,7 @@ class Group(Collectives):
     def split(self, color: int | None, key: int | None = None) -> Group | None:
         """Splits this group: all ranks that give the same color form a group of their own. A collective call.
 
-        Where it fails on a rank, this generation of the group it is made of ends, and so the split on all ranks.
+        If it fails on a rank, this generation of the parent group ends, and so does the split on all ranks.
 
         Args:
             color: a number that is not negative; None: this rank is in none of them.
@@ -226,11 +227,11 @@ class Group(Collectives):
         return None
 
     def leave(self) -> None:
-        """Waits for this rank's collectives in flight and leaves; the others may finish what was fully submitted.
+        """Waits for this rank's collectives in flight and leaves; the others may finish those that it fully submitted.
 
         Raises:
-            CollectiveError: a collective that had returned here already has failed on others, or one in flight has,
-                and nobody was told; the group is left all the same.
+            CollectiveError: a collective that had returned here has failed on others, or one in flight has failed and
+                its error was not raised; the group is left nevertheless.
         """
         if self._unusable_reason:
             return
@@ -245,7 +246,7 @@ class Group(Collectives):
             raise error_from_verdict(unseen)
 
     def abort(self, reason: str) -> None:
-        """Ends this generation on all ranks: what is in flight, and every later call, raises `AbortedError`."""
+        """Ends this generation on all ranks: calls in flight, and every later call, raise `AbortedError`."""
         self._check_usable()
         if not isinstance(reason, str):
             raise TypeError(f"reason must be a text, which all ranks are shown, got {reason!r}")

@@ -58,15 +58,15 @@ class PointToPointCalls(ABC):
     ) -> Any:
         """Sends a value to one rank, which calls `recv`; any dtype. Other ranks take no part.
 
-        What one rank sends another one under one tag arrives in order. Sends and recvs are numbered apart from the
-        group's other collectives; 65536 of them may be in flight.
+        Messages from one rank to another under one tag arrive in order. Sends and recvs are numbered separately from
+        the group's other collectives; 65536 of them may be in flight.
 
         Args:
             to: a rank of this group; this rank itself, too, if it also receives: with `async_op` in one of the two.
-            tag: 0 to 2**32 - 1; a recv takes only what was sent under its tag.
+            tag: 0 to 2**32 - 1; a recv takes only messages with its tag.
 
         Returns:
-            None, when nobody reads the value any more; with `async_op`, a `Work`.
+            None, when the value is not read any more; with `async_op`, a `Work`.
         """
         operation = self._find_operation(Send, to, "to", tag)
         return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op)
@@ -102,16 +102,17 @@ class PointToPointCalls(ABC):
         timeout: float | timedelta | None = None,
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
-        """Receives what `source` sends to this rank under `tag`, or without a source what any rank sends; see `send`.
+        """Receives a value that `source`, or without a source any rank, sends to this rank under `tag`; see `send`.
 
         Of the receives that could take a message the one that was posted first does, whether or not it names its
-        source. A receive that times out, or is taken back by `Work.cancel`, ends alone: it has taken nothing, the group
-        goes on, and a message that comes later is for a later receive. Only where part of its message has come already,
-        and the rest does not, a timeout ends the group.
+        source. A receive that times out, or is withdrawn by `Work.cancel`, ends alone: it has taken no message, the
+        group goes on, and a message that comes later is for a later receive. Only where part of its message has come
+        already, and the rest does not, a timeout ends the group.
 
         Args:
-            source: a rank of this group; None: whoever sends first. `Work.source` says who that was.
-            out: a nest whose arrays take the value; its structure, shapes and dtypes must be those of what comes.
+            source: a rank of this group; None: any rank, the first message counts. `Work.source` says who that was.
+            out: a nest whose arrays take the value; its structure, shapes and dtypes must be those of the received
+                value.
 
         Returns:
             `out`, or the value: its arrays as NumPy arrays, its numbers as NumPy scalars, its containers as lists,
@@ -120,8 +121,8 @@ class PointToPointCalls(ABC):
         Raises:
             DeadlineExceededError: on this rank alone, nothing has come for it within its timeout; `missing` names whom
                 it waited for, and `rejoin` is False.
-            ValueError: on this rank alone, what came does not fit `out`; or, without `out`, a dict of the value has
-                keys that are no literals of Python. The value is lost; the group goes on.
+            ValueError: on this rank alone: the received value does not fit `out`; or, without `out`, a dict of the
+                value has keys that are no literals of Python. The value is lost; the group goes on.
         """
         operation = self._find_operation(Recv, source, "source", tag)
         return self._start(operation, ANY_VALUE, with_timeout(options, timeout), experimental_hints, async_op, out)

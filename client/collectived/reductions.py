@@ -21,7 +21,7 @@ Sizes = Iterable[SupportsIndex] | None
 
 
 class Reductions(PointToPointCalls):
-    """What holds for these is said at `Collectives`."""
+    """`Collectives` has the rules for these."""
 
     @overload
     def all_reduce(
@@ -72,7 +72,7 @@ class Reductions(PointToPointCalls):
 
         Raises:
             TypeError, ValueError: an argument is wrong.
-            CollectiveError: the collective failed; the class says what comes next.
+            CollectiveError: the collective failed; the class says what to do next.
         """
         if value is REQUIRED:
             check_reduce_op(reduce_op, value, "all_reduce")
@@ -190,7 +190,7 @@ class Reductions(PointToPointCalls):
             value: at most 4096 arrays of at least one axis; the same structure, shapes and dtypes on all ranks; no
                 bool.
             sizes: how many rows each rank gets, the same on all ranks; they add up to the length of every array along
-                `axis`. None: as even as possible, one more for the first ranks where it does not divide.
+                `axis`. None: as even as possible, with the remainder on the first ranks.
 
         Returns:
             The structure of `value`, with this rank's rows.

@@ -64,13 +64,13 @@ def connect(
             names, or from COLLECTIVED_SECRET.
         timeout: seconds for it to answer; None and 0: no limit.
         credentials: of gRPC, for TCP with TLS; None: of the PEM files that COLLECTIVED_TLS_CA, COLLECTIVED_TLS_CERT and
-            COLLECTIVED_TLS_KEY name; where none is set, plain text is spoken.
+            COLLECTIVED_TLS_KEY name; if none is set, plain text.
 
     Raises:
-        TypeError, ValueError: `worker` is not an address, `timeout` is negative, or a variable of the environment says
-            what it cannot.
+        TypeError, ValueError: `worker` is not an address, `timeout` is negative, or a variable of the environment has
+            an impossible value.
         InvalidArgumentError: several jobs are running; the error lists them.
-        UnavailableError: no worker answers, or none is known; the error shows what to type.
+        UnavailableError: no worker answers, or none is known; the error shows the command to type.
         UnauthenticatedError: the worker asks for the job's secret.
     """
     failure_file.install()
@@ -152,17 +152,19 @@ class Session:
 
         Args:
             name: of the group, within the job; one that begins with "/" belongs to the cluster. Else COLLECTIVED_GROUP.
-            size: how many ranks, or (least, most): complete at most, or `settle` seconds after least. Else WORLD_SIZE.
-            rank: this process's; else RANK, else given by the coordinator.
+            size: number of ranks, or (least, most): complete with most, or `settle` seconds after least. Else
+                WORLD_SIZE.
+            rank: of this process; else RANK, else assigned by the coordinator.
             device: of this worker, such as "CPU:1", or a `torch.device`; None: chosen by the worker.
             options: defaults for the group's collectives.
-            timeout: seconds to wait for the others; None and 0: for ever, saying every 10 s who is here.
+            timeout: seconds to wait for the others; None and 0: no limit. Every 10 s the ranks that are here are
+                printed.
             settle: seconds; an elastic group never starts beside ranks of it that still run: these see `Group.waiting`.
             idle: waiting for a rank is normal in this group, and no reason for a warning.
 
         Raises:
             ValueError: an argument is wrong, or missing from the environment too.
-            DeadlineExceededError: not complete in time; the error says who was there.
+            DeadlineExceededError: not complete in time; the error names the ranks that were there.
             CollectiveError: the worker or the coordinator refuses.
         """
         self._check_usable()
@@ -292,7 +294,7 @@ class Session:
     def close(self) -> None:
         """Leaves all groups in the order in which they were joined and ends the session; idempotent.
 
-        A thread that waits in this session gets `CancelledError` at once; what nobody waits for is waited for.
+        A thread that waits in this session gets `CancelledError` at once; other calls in flight are waited for.
         """
         if self._unusable_reason:
             return

@@ -54,16 +54,17 @@ class Work(Generic[T_co]):
         Raises:
             TimeoutError: `timeout` has passed; the collective goes on.
             CollectiveError: the collective failed.
-            ValueError: what came does not fit the `out` of a `recv`, or cannot be rebuilt without one; it is lost.
+            ValueError: the received value does not fit the `out` of a `recv`, or cannot be rebuilt without one; it is
+                lost.
         """
         return self._result(timeout, monotonic())
 
     def wait(self, timeout: float | timedelta | None = None) -> T_co:
-        """The whole result, for use on the caller's current stream; the same as `result` where it is not all on GPUs.
+        """The whole result, for use on the caller's current stream; the same as `result` if it is not all on GPUs.
 
         On GPUs it returns once all of the collective has been launched there, and makes the caller's current stream
         wait for it. The value may be used on that stream at once. An error found later is raised by `result` and by
-        the next call on the group; what the value holds is undefined then.
+        the next call on the group; the value is undefined then.
 
         Args:
             timeout: seconds to wait on the host; None: until the collective is launched, or has ended.
@@ -90,7 +91,7 @@ class Work(Generic[T_co]):
         return True
 
     def exception(self, timeout: float | timedelta | None = None) -> CollectiveError | None:
-        """Waits as `result` does; the collective's error, or None where it went well."""
+        """Waits as `result` does; the collective's error, or None if it succeeded."""
         self._wait(timeout)
         return self._failure()
 
@@ -106,7 +107,7 @@ class Work(Generic[T_co]):
         """Takes a posted receive back, unless a message is there for it already.
 
         Returns:
-            True: it takes no message any more, which is left to later receives; `result` raises `CancelledError`, and
+            True: it takes no message; later receives may take it; `result` raises `CancelledError`, and
             the group goes on. False: it has its message, or has ended otherwise: ask for its `result`. A send or
             another collective cannot be taken back: False.
         """
@@ -120,7 +121,7 @@ class Work(Generic[T_co]):
     def add_done_callback(self, callback: Callable[[Work[T_co]], object]) -> None:
         """Has `callback(work)` called when the collective has ended, or soon if it has already.
 
-        It is called in a thread of the library's, one callback of a group after another; what it raises is logged.
+        It is called in a thread of the library, one callback of a group after another; its exceptions are logged.
 
         Raises:
             TypeError: it cannot be called.
@@ -137,11 +138,11 @@ class Work(Generic[T_co]):
 
         Packs are sent last leaves first, and usually complete so. But they travel side by side, so their order may
         differ between ranks and from one call to the next: start no collectives from within the loop, or ranks start
-        them in different orders. Sparse values come last, each by itself; what comes to a rank that had no value of its
-        own comes together.
+        them in different orders. Sparse values come last, each by itself; a value for a rank that had none of its own
+        comes together.
 
         Raises:
-            CollectiveError: the collective failed; what was yielded before is right.
+            CollectiveError: the collective failed; values yielded before are right.
             ValueError: as for `result`.
         """
         given: set[nest.KeyPath] = set()

@@ -1,4 +1,4 @@
-"""Errors, sorted by what the caller should do next.
+"""Errors, sorted by the caller's next step.
 
     CollectiveError
     ├── InvalidArgumentError (ValueError)      ranks differ, or a call is wrong: fix it; the group goes on
@@ -11,10 +11,10 @@
     ├── FailedPreconditionError                wrong moment: after a fork, after leave, after close
     ├── ResourceExhaustedError                 too much memory or too many calls at once
     ├── NotFoundError                          no such group, session or collective
-    ├── PermissionDeniedError                  you may not
-    └── UnauthenticatedError                   nobody knows who you are
+    ├── PermissionDeniedError                  the caller is not allowed to do this
+    └── UnauthenticatedError                   the caller is not identified
 
-The class decides what comes next, so that all ranks choose alike: `.rejoin` is True where the generation is over.
+The class decides what comes next, so that all ranks choose the same: `.rejoin` is True if the generation is over.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class CollectiveError(Exception):
 
     Attributes:
         code: the canonical code.
-        verdict: what was decided about the group, the same on every rank; None where this concerns this caller alone.
-        site: file:line of the call that failed, where known.
-        out_intact: whether nothing was written into the `out` of that call; False: what it holds is undefined.
+        verdict: the decision about the group, the same on every rank; None if only this caller is affected.
+        site: file:line of the failed call, if known.
+        out_intact: whether nothing was written into the `out` of that call; False: its content is undefined.
     """
 
     code: Code = Code.UNKNOWN
@@ -96,7 +96,7 @@ class CollectiveError(Exception):
 
     @property
     def differing(self) -> tuple[Member, ...]:
-        """Ranks whose contract differs from the majority's; all that have come where the others decide who that is."""
+        """Ranks whose contract differs from the majority's; if missing ranks would decide it, all that have arrived."""
         return self._about.differing if self._about else ()
 
     @property
@@ -169,7 +169,7 @@ class PermissionDeniedError(CollectiveError):
 
 
 class UnauthenticatedError(CollectiveError):
-    """The caller has not shown who it is."""
+    """The caller has not identified itself."""
 
     code = Code.UNAUTHENTICATED
 

@@ -327,7 +327,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One participant of a group. `last_*` is what it is known to have finished, or done last; `stack`, of one that
+    """One participant of a group. `last_*` describe its last known result and its last call; `stack`, of one that
     others wait for, where its threads are, one a line."""
 
     rank: int

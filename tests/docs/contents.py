@@ -69,10 +69,10 @@ UNSAID = {  # the same of other docstrings
         "worker, host, pid": "the task of its worker, the host's name, the process.",
         "label": "how people know the process: COLLECTIVED_LABEL, else the pod's name or the Slurm step; or ''.",
         "last_instance, last_op": "the last collective that it is known to have finished; -1: none.",
-        "last_site": "file:line of what it did last.",
+        "last_site": "file:line of its last call.",
         "idle_seconds": "how long ago that was.",
     },
-    "CommunicationOptions.merge": {"other": "options that win where they say something; None says nothing."},
+    "CommunicationOptions.merge": {"other": "options that override this object's wherever they are not None."},
     "CollectiveHints": {"bytes_per_pack, timeout_seconds": "as for `CommunicationOptions`."},
     "ReduceOp.of": {"value": "a member, or its name."},
     "CrossDeviceOps.broadcast": {

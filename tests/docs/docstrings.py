@@ -83,11 +83,11 @@ class Function:
         return [name for name in self.arguments if not re.search(rf"\b{name}\b", text)]
 
     def sections(self, level: str = "##") -> list[str]:
-        """What goes in, what comes out, what can go wrong."""
+        """Arguments, results and errors."""
         found = {
-            "What goes in": bullets(self.said),
-            "What comes out": self.doc.sections.get("Returns", {}).get("", ""),
-            "What can go wrong": bullets(self.doc.sections.get("Raises", {})),
+            "Arguments": bullets(self.said),
+            "Result": self.doc.sections.get("Returns", {}).get("", ""),
+            "Errors": bullets(self.doc.sections.get("Raises", {})),
         }
         return [part for title, text in found.items() if text for part in (f"{level} {title}", text)]
 

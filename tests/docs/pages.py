@@ -119,7 +119,7 @@ def function_page(name: str) -> tuple[list[str], list[str]]:
     first, *more = function.doc.description
     head = [first, function.signature(called), *more, *function.sections()]
     if method in dir(Collectives):
-        head.append("Values, results, blocking and what else holds for [all collectives](Group.md#all-collectives).")
+        head.append("[All collectives](Group.md#all-collectives) has the rules for values, results and errors.")
     if name != "get_replica_context":
         return head, []
     doc = Docstring.of(ReplicaContext)
@@ -232,7 +232,7 @@ def module_page(module: ModuleType) -> list[str]:
 
 def errors_page() -> tuple[list[str], list[str]]:
     head = [verbatim(block) if block.startswith(" ") else joined(block) for block in Docstring.of(tree).description]
-    head.append("Arguments that can be judged without a worker raise Python's own `ValueError` or `TypeError`.")
+    head.append("Mistakes in arguments that need no worker to find raise Python's own `ValueError` or `TypeError`.")
     rest: list[str] = []
     for name in sorted(set(errors.__all__) - {"Code"}, key=(tree.__doc__ or "").index):
         cls = getattr(errors, name)

@@ -32,8 +32,8 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
 
     Args:
         all_reduce_alg: "nccl", or "hierarchical_copy": folded on each worker, then across the workers.
-        num_packs: all dense values of a batch and of one type are put together and cut into so many packs; 0: each
-            value by itself. Where a call's options have `bytes_per_pack`, that is followed instead.
+        num_packs: all dense values of a batch and of one type are joined and cut into this many packs; 0: each
+            value by itself. If a call's options have `bytes_per_pack`, that is used instead.
         agg_small_grads_max_bytes: with `num_packs=0`, neighbouring values of at most so many bytes travel together.
         agg_small_grads_max_group: at most so many of them.
         session: None: the process's default session.

@@ -83,7 +83,7 @@ class CrossDeviceOps:
                 `experimental_hints` are given. Components that differ are an `InvalidArgumentError`, which is one.
             TypeError: collectives do not carry the components, or the operation does not take their elements.
             NotFoundError: a worker has no such device.
-            CollectiveError: the collective failed; the next call joins again where that is needed.
+            CollectiveError: the collective failed; the next call joins again if necessary.
         """
         op, chosen = parse_reduce_op(reduce_op), call_options(options, experimental_hints)
         given = _check_value(op, per_replica_value, "the value", destinations)
@@ -153,7 +153,7 @@ class CrossDeviceOps:
             reduce_op: SUM or MEAN.
             per_replica_value: at least one component, and devices in full.
             destinations: as the caller gave them.
-            options: never None; its time limit is what is left of that of the call.
+            options: never None; its time limit is the rest of the call's.
         """
         raise NotImplementedError(f"{type(self).__name__} must override reduce_implementation")
 

@@ -23,7 +23,7 @@ class ReductionToOneDevice(CrossDeviceOps):
     Args:
         reduce_to_device: a device name; None: the first device of the destinations.
         accumulation_fn: from a list of the components, in the order of the replicas, to their sum; it runs in this
-            process, within no time limit. None: the sum, on the device. Not asked where a component is sparse.
+            process, without a time limit. None: the sum, on the device. Not called if a component is sparse.
         session: None: the process's default session.
 
     Raises:

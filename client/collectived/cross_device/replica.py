@@ -63,7 +63,7 @@ class ReplicaContext:
 
         Raises:
             TypeError, ValueError: an argument is wrong, or both `options` and `experimental_hints` are given.
-            CollectiveError: the collective failed. Where its `.rejoin` is True, `get_replica_context()` gives a new
+            CollectiveError: the collective failed. If its `.rejoin` is True, `get_replica_context()` gives a new
                 context, which joins again.
         """
         return self._group.all_reduce(
@@ -107,7 +107,7 @@ def get_replica_context() -> ReplicaContext:
     """This replica: in `MirroredStrategy.run` the one of this thread, else this process.
 
     A process is a replica of its default group, which is joined at the context's first use from the environment that
-    `collectived launch` sets. Where that group has failed, and the error was raised here, this gives a new context.
+    `collectived launch` sets. If that group has failed, and the error was raised here, this gives a new context.
     """
     global _process
     current: ReplicaContext | None = getattr(_thread, "context", None)

@@ -29,11 +29,11 @@ from collectived_proto.types import ReduceOp
 
 
 class MirroredStrategy:
-    """Runs a function on every device of this process and reduces what the replicas return. Thread-safe.
+    """Runs a function on every device of this process and reduces the results of the replicas. Thread-safe.
 
     Args:
         devices: device names, one replica each. None: all GPUs of the session's worker, or its CPU:0 if it has none.
-        cross_device_ops: how values are reduced; None: `NcclAllReduce` where all devices are GPUs, else
+        cross_device_ops: how values are reduced; None: `NcclAllReduce` if all devices are GPUs, else
             `ReductionToOneDevice`.
         session: None: that of `cross_device_ops`, or the process's default session.
 
@@ -77,8 +77,8 @@ class MirroredStrategy:
                 its component.
 
         Returns:
-            What the replicas returned, as one nest of `PerReplica`; bare leaves for one device, and where all replicas
-            returned one and the same object that is no number.
+            The results of the replicas, as one nest of `PerReplica`; bare leaves for one device, and if all replicas
+            returned the same object, which is no number.
 
         Raises:
             RuntimeError: called in a replica. ValueError: the replicas returned different structures.
@@ -99,7 +99,7 @@ class MirroredStrategy:
         return regroup(results, devices)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:
-        """Reduces what the replicas returned to one array, on the first device.
+        """Reduces the results of the replicas to one array, on the first device.
 
         Args:
             reduce_op: sum or mean.

@@ -1,4 +1,4 @@
-"""Where other libraries hand their collectives to ours. Each submodule imports its library when it is first used."""
+"""Adapters by which other libraries use these collectives. Each submodule imports its library at its first use."""
 
 from __future__ import annotations
 

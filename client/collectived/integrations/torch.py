@@ -33,9 +33,9 @@ def allreduce_hook(group: Group, options: CommunicationOptions | None = None) ->
         float32 or float64 on the CPU, to a future of the bucket's buffer, which then holds the mean.
 
     Raises:
-        CollectiveError: by `backward()`, where a collective has failed; the gradients are worth nothing then. The
+        CollectiveError: by `backward()`, if a collective has failed; the gradients are then invalid. The
             futures raise it too. The model can go on where the group can, else wrap it again for a new group.
-        TypeError: by `backward()`, where a bucket is not on the CPU.
+        TypeError: by `backward()`, if a bucket is not on the CPU.
     """
 
     def hook(state: object, bucket: Any) -> Future:

@@ -50,17 +50,18 @@ class LocalJob:
         """Runs `body(group)` as every rank of a new group, each in a thread and session of its own.
 
         Args:
-            body: what one rank does. Leaving it by an exception aborts the group, as leaving the group's `with` does.
+            body: the function of each rank. Leaving it by an exception aborts the group, as leaving the group's `with`
+                does.
             ranks: how many, spread over the workers in blocks; by default one per worker.
             timeout: seconds to wait for the others when joining, and the default of each collective.
 
         Returns:
-            What each rank returned, by rank.
+            The results of all ranks, by rank.
 
         Raises:
             ValueError: `ranks` is no whole number from 1.
 
-        What the first rank to fail raised is raised here, with a note that says which ranks failed how.
+        Raises the exception of the first rank to fail, with a note about the other ranks that failed.
         """
         size = check_integer(len(self.workers) if ranks is None else ranks, "ranks", 1, 4096, "a whole number from 1")
         name, failed = next(self._groups), dict[int, BaseException]()
@@ -150,7 +151,7 @@ class LocalJob:
         ]
 
     def kill(self, worker: int) -> None:
-        """Ends a worker at once (SIGKILL), as a host that fails does: what do your ranks do then?
+        """Ends a worker at once (SIGKILL), like a host that fails, to test what your ranks do then.
 
         Args:
             worker: its number, from 0.
@@ -170,7 +171,7 @@ class LocalJob:
 def local(workers: int = 1, *, timeout: float = _START_TIMEOUT) -> Iterator[LocalJob]:
     """Starts a coordinator and workers on this host, and ends them with the block.
 
-    They are real daemons that belong to nobody else: on Unix sockets in a folder of their own, with loopback links
+    They are real daemons of this test alone: on Unix sockets in a folder of their own, with loopback links
     between workers, and gone when this process is, however it ends.
 
     Args:

@@ -68,7 +68,7 @@ class IndexedSlices:
         return self.values.dtype
 
     def to_dense(self) -> Array:
-        """The whole array, as a NumPy array of its own: zero where no row belongs, rows of equal number added up.
+        """The whole array, as a new NumPy array: zero in rows without values; rows with the same index are added.
 
         Raises:
             ValueError: `dense_shape` is not known, or an index lies outside it.
