@@ -1,13 +1,22 @@
-"""The first pages that people read are plain English, as far as a formula can tell."""
+"""Pages are plain English, as far as a formula and a list of words can tell."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from tests.docs.contents import ROOT
 from tests.docs.readability import count_syllables, prose, reading_ease
 
+PLAIN_PAGES = [
+    *(ROOT / name for name in ("README.md", "SECURITY.md")),
+    *(path for floor in ("start", "guide", "operate") for path in sorted((ROOT / "docs" / floor).glob("*.md"))),
+    *(ROOT / "docs/internals" / f"{name}.md" for name in ("architecture", "segment")),
+    *(ROOT / "docs/reference" / f"{name}.md" for name in ("configuration", "environment", "messages", "status")),
+]
+GENERATED = re.compile(r"^<!-- (scrape|recorder|traffic.*) -->$.*?^<!-- end of .* -->$", re.MULTILINE | re.DOTALL)
+RIDDLES = re.compile(r"(?i:\b(?:whoever|nobody|somebody|none the worse)\b)|(?:^|\. )(?:Who|What) [^?.]*\.")
 FIRST_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/start").glob("*.md"))]
 
 
@@ -31,3 +40,28 @@ def test_code_tables_and_targets_of_links_are_no_prose() -> None:
 @pytest.mark.parametrize(("word", "count"), [("rank", 1), ("named", 1), ("table", 2), ("needed", 2), ("collective", 3)])
 def test_syllables_are_counted(word: str, count: int) -> None:
     assert count_syllables(word) == count
+
+
+def riddles(page: str) -> list[str]:
+    """Subjects of which a reader must guess what they stand for, in sentences and in cells of tables."""
+    text = re.sub(r"^```.*?^```$", "", GENERATED.sub("", page), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`]*`|\*\*What[^*]*\*\*", "code", re.sub(r"^#.*$", "", text, flags=re.MULTILINE))
+    paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=[|-] ?)", text)]
+    return [found[0] for part in paragraphs for found in RIDDLES.finditer(part)]
+
+
+@pytest.mark.parametrize("path", PLAIN_PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_subjects_are_named(path: Path) -> None:
+    assert not riddles(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "sentence", ["Whoever comes late waits.", "It waits. What is drained ends.", "Nobody is blamed."]
+)
+def test_a_subject_without_a_name_is_noticed(sentence: str) -> None:
+    assert riddles(sentence)
+
+
+@pytest.mark.parametrize("text", ["What is a rank?", "## What it costs", "`nobody`", "It says what was done."])
+def test_questions_headings_and_code_are_no_riddles(text: str) -> None:
+    assert not riddles(text)
