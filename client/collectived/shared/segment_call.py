@@ -18,6 +18,7 @@ from collectived.shared.segment_plan import Schedule
 from collectived.shared.segment_program import SegmentProgram, Variant
 from collectived.values import axes, nest
 from collectived.values.leaves import Array
+from collectived.values.spans import Spans
 from collectived.values.targets import Targets, check_fits
 from collectived_native import core
 from collectived_proto.cause import Cause
@@ -81,9 +82,8 @@ class SegmentCall(Call):
         if not self._inputs:
             self._inputs = tuple([self._make_input(leaf) for leaf in given])
             self.arrays = []
-        if self.out is not None:
-            pairs = zip(given, self._inputs, strict=True)
-            self._inputs = tuple([self._keep_from_results(leaf, array, variant) for leaf, array in pairs])
+        if self.out is not None and self._inputs:
+            self._inputs = self._keep_from_results(variant)
         return self._inputs, tuple([self._results[leaf] for leaf in variant.schedule.outputs])
 
     def describe(self, job: core.Job) -> None:
@@ -110,13 +110,15 @@ class SegmentCall(Call):
             return np.array(array, order="C")
         return np.ascontiguousarray(array) if array.ndim else array
 
-    def _keep_from_results(self, leaf: int, array: Array, variant: Form) -> Array:
-        """Return an input, or a copy of it where results are written over it while it is still read."""
-        for place in variant.schedule.outputs:
-            output = self._results[place]
-            if _overlap(array, output) and not (place == leaf and self.may_write_over and _is_same(array, output)):
-                return array.copy()
-        return array
+    def _keep_from_results(self, variant: Form) -> tuple[Array, ...]:
+        """Return the inputs; copies of those over which results are written while they are still read."""
+        spans = Spans({place: self._results[place] for place in variant.schedule.outputs})
+        kept = []
+        for leaf, array in zip(variant.schedule.inputs, self._inputs, strict=True):
+            over = spans.find_overlapping(array)
+            is_in_place = over == [leaf] and self.may_write_over and spans.is_same(leaf, array)
+            kept.append(array if not over or is_in_place else array.copy())
+        return tuple(kept)
 
     @property
     def may_write_over(self) -> bool:
@@ -223,18 +225,3 @@ class SegmentCall(Call):
             return self.out.leaves[index]
         kind = UNKNOWN_KIND if self.prepared.accepts_any else self.prepared.kinds[index]
         return kind.restore(np.ascontiguousarray(result) if self._axis else result)
-
-
-def _overlap(one: Array, other: Array) -> bool:
-    first, second = _address(one), _address(other)
-    return first < second + other.nbytes and second < first + one.nbytes
-
-
-def _is_same(one: Array, other: Array) -> bool:
-    """Whether two arrays are the same span of memory."""
-    return _address(one) == _address(other) and one.nbytes == other.nbytes
-
-
-def _address(array: Array) -> int:
-    found: int = array.__array_interface__["data"][0]
-    return found
