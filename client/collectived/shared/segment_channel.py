@@ -46,7 +46,7 @@ from collectived_proto.types import GroupInfo, Operation, Verdict
 Buffers = tuple[Array, ...]
 
 _VERDICT_TIMEOUT = 2.0  # seconds in which a worker that lives says why nothing completes any more
-_DEADLINE_VERDICT_TIMEOUT = 0.09  # the same after a deadline, which the worker has noticed before
+_LATE_VERDICT_TIMEOUT = 0.09  # the same where the call's deadline has passed, which the worker has noticed before
 _LOOK_INTERVAL = 0.001  # seconds between two looks at the packs of a call that are complete, or at a cancel
 _NONSENSE_SECONDS = 1.0  # after which a rank no longer waits for what its segment says of a deadline
 
@@ -428,10 +428,10 @@ class SegmentChannel(Doorbell):
             sent = call.is_announced
         else:
             asked = messages.Submit(call.generation, call.prepared.id, call.instance, 0.0, False, ())
-            sent = seqpacket.send(self._socket, asked.encode(), _DEADLINE_VERDICT_TIMEOUT)
-        end = monotonic() + (_VERDICT_TIMEOUT if sent else 0.0)
-        if reason == core.DEADLINE and sent:  # where the coordinator is away, the worker decides alone a little later
-            end = max(end - _VERDICT_TIMEOUT + _DEADLINE_VERDICT_TIMEOUT, min(end, call.cutoff))
+            sent = seqpacket.send(self._socket, asked.encode(), _LATE_VERDICT_TIMEOUT)
+        end = now = monotonic()
+        if sent:  # where the coordinator is away, the worker decides alone a little later
+            end = max(now + _LATE_VERDICT_TIMEOUT, min(now + _VERDICT_TIMEOUT, call.cutoff))
         while not call.complete and not self._is_lost and self._read_once(end):
             pass
         with self.mutex:

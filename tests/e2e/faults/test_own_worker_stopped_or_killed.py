@@ -51,6 +51,18 @@ def reduced(group: cd.Group, timeout: float | None = None) -> float:
     return float(group.all_reduce("sum", 1.0, cd.CommunicationOptions(timeout_seconds=timeout)))
 
 
+def ones(group: cd.Group, length: int, timeout: float) -> Any:
+    return group.all_reduce("sum", np.ones(length), cd.CommunicationOptions(timeout_seconds=timeout))
+
+
+def differ(group: cd.Group, length: int) -> float:
+    """Seconds from its deadline until a call has failed in which this rank differs from the other."""
+    began = time.monotonic()
+    with pytest.raises(cd.errors.CollectiveError):
+        ones(group, length, 0.5)
+    return time.monotonic() - began - 0.5
+
+
 def late(group: cd.Group, use: Callable[[cd.Group, float], Any], timeout: float) -> tuple[float, Any]:
     """Seconds from its deadline until a call has failed, and its error."""
     began = time.monotonic()
@@ -81,6 +93,23 @@ def test_a_call_to_a_stopped_worker_ends_in_time_and_both_ranks_can_rejoin(
         both(pair, lambda group: group.rejoin(timeout=20))
     assert min(took) <= PROMISED, took
     assert both(pair, reduced) == [2.0, 2.0]
+
+
+def measure_differing(cluster: Cluster, name: str) -> float:
+    """Seconds from their deadline until both ranks of a group have failed, whose worker is stopped."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        sessions = [stack.enter_context(cd.connect(cluster.addresses[0])) for _ in range(2)]
+        groups = list(pool.map(lambda rank: sessions[rank].join(name, 2, rank=rank, timeout=20), range(2)))
+        list(pool.map(lambda group: [ones(group, length, 20) for length in (3, 4)], groups))  # it describes them
+        with stopped(cluster, 0):
+            return max(pool.map(lambda group: differ(group, 3 + group.rank), groups))
+
+
+def test_ranks_that_differ_while_their_worker_is_stopped_end_at_their_deadline(one_worker: Any) -> None:
+    took: list[float] = []
+    while not took or (took[-1] > PROMISED and len(took) < 3):  # this machine may be busy
+        took.append(measure_differing(one_worker, f"differ-{len(took)}"))
+    assert min(took) <= PROMISED, took
 
 
 def test_a_call_of_a_new_kind_to_a_killed_worker_is_the_end_of_the_group_and_after_a_restart_one_connects_again(
