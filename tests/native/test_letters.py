@@ -74,6 +74,23 @@ def test_a_letter_arrives_as_it_was_sent(size: int, knows: bool) -> None:
     assert as_threads(2, body) == [[True] * 3] * 2
 
 
+def test_a_receiver_that_looks_for_long_sees_each_part_of_a_long_letter() -> None:
+    looks = segment.Waiting(300_000_000, 0, False)  # nanoseconds; who is not told looks for all of them
+    size, rounds = 2 * RING, 8
+
+    def body(engine: core.Engine, rank: int) -> float:
+        began = time.monotonic()
+        for number in range(rounds):
+            for sender in (0, 1):
+                if rank == sender:
+                    send(engine, 1 - rank, make_bytes(size, number))
+                else:
+                    expect(engine, 1 - rank, size)
+        return time.monotonic() - began
+
+    assert max(as_threads(2, body, geometry=ROOMY, waiting=looks)) < rounds * 0.3
+
+
 @pytest.mark.parametrize("size", [10, 5000, 3 * RING])
 def test_both_may_send_first(size: int) -> None:
     def body(engine: core.Engine, rank: int) -> bool:

@@ -16,7 +16,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { CHUNK = 128 << 10, WAKE_EVERY = 1 << 20, KEPT = 32 << 20, PATIENCE = 100000, ROOM_LOOK = MILLISECOND, FEW = 16 };
+enum { CHUNK = 64 << 10, WAKE_EVERY = 1 << 20, KEPT = 32 << 20, PATIENCE = 100000, ROOM_LOOK = MILLISECOND, FEW = 16 };
 enum { WAITS, MOVED, OVER }; /* what came of looking at a job; it is looked at no more once it has ended */
 static const u64 NOWHERE = ~(u64)0, REFUSE_AFTER = 1000000000u; /* nanoseconds in which nobody reads anything */
 
@@ -244,8 +244,10 @@ static int go_on_sending(struct engine *e, struct mailbox *box, struct job *job)
     move(job, moved, most, mail_of(s, e->seat) + box->slot[slot].place + at);
     job->letter.moved += most, job->letter.wait_until = 0;
     atomic_store_explicit(&letter->filled, job->letter.moved, memory_order_release);
-    /* To wake a receiver that sleeps costs both of them more than to copy a chunk; where there is no ring it need not hurry. */
-    if (moved < ring_end || job->letter.moved == bytes || job->letter.moved % WAKE_EVERY < most) notify(s, peer);
+    /* To wake a receiver that sleeps costs both of them more than to copy a chunk; but it must not sleep where it is waited for. */
+    int hurries = moved < ring_end || job->letter.moved == LETTER_RING || job->letter.moved % WAKE_EVERY < most;
+    if (hurries || job->letter.moved == bytes) notify(s, peer);
+    else atomic_fetch_add(&place_of(s, peer)->mail, 1);
     if (job->letter.moved < bytes) return MOVED;
     if (ring_end == bytes) box->slot[slot].room = LETTER_RING; /* it has used no more */
     return end(e, job, COMPLETE);
