@@ -6,6 +6,7 @@ See `collectived_proto.ipc.result_header`. What a header says of its slot is che
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,9 @@ class ResultSpec(NamedTuple):
         if not self.is_concatenated:
             return list(self.leaves or ())
         return [(dtype, axes.restore_shape((-1, *shape[1:]), self.axis)) for dtype, shape in self.leaves or ()]
+
+
+_SHORT_BYTES = 4096
 
 
 class _LeafLayout(NamedTuple):
@@ -111,6 +115,10 @@ class DescribedResult:
 
 
 def _parse_description(description: bytes) -> Collective:
+    return _parse_short(description) if len(description) <= _SHORT_BYTES else _parse(description)
+
+
+def _parse(description: bytes) -> Collective:
     # Imported late because they bring protobuf, and `import collectived` is to be quick.
     from google.protobuf.message import DecodeError
 
@@ -121,6 +129,9 @@ def _parse_description(description: bytes) -> Collective:
         return collective_from_proto(common_pb2.Collective.FromString(description))
     except DecodeError as error:
         raise ValueError(f"a description that cannot be read: {error}") from None
+
+
+_parse_short = lru_cache(maxsize=64)(_parse)  # most receives get what the ones before have got
 
 
 def _make_leaf_layout(

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -53,6 +54,8 @@ from collectived_runtime.transport.link import BytesLike, Link, LinkBroken, Link
 
 CHANNEL = CHANNELS  # the one after those of tasks
 _WORKER = -1  # holds the slots of letters that nobody has asked for yet
+_MAX_DESCRIPTIONS = 1024  # of sends, kept
+_SHORT_BYTES = 4096  # of descriptions that are kept as they were read
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class PointToPoint:
         self._local_copies: deque[Iterator[Wait]] = deque()
         self._out: dict[int, SendStream] = {}  # by place
         self._in: list[ReceiveStream] = []
+        self._descriptions: dict[int, tuple[PreparedCollective, bytes]] = {}  # by identity
         self._closed = False
         accept_links(context.network, CHANNEL, self._on_link)
 
@@ -228,7 +232,7 @@ class PointToPoint:
             return
         self.ops.add(post)
         collective = post.prepared.collective
-        description = negotiation.encode_announcement(collective)
+        description = self._describe(post.prepared)
         leaves = [sources.leaf(index) for index in range(len(collective.leaves))]
         topology = self._network.topology
         place = topology.place_of(post.peer)
@@ -246,6 +250,15 @@ class PointToPoint:
             )
         self._out[place].send(OutgoingMessage(post.rank, parts, lambda: self._complete_send(post), post.number))
         self._reporter.report_if_departed(post.rank, post.peer, post.description)
+
+    def _describe(self, prepared: PreparedCollective) -> bytes:
+        """What precedes the bytes of a send, made once of those that are alike."""
+        known = self._descriptions.get(id(prepared))
+        if known is None:
+            if len(self._descriptions) >= _MAX_DESCRIPTIONS:
+                self._descriptions.clear()
+            known = self._descriptions[id(prepared)] = prepared, negotiation.encode_announcement(prepared.collective)
+        return known[1]
 
     def _copy_locally(
         self,
@@ -309,12 +322,12 @@ class PointToPoint:
         ] not in topology.own_ranks:
             raise LinkProtocolError(f"a message for rank {address[0]}, which is not of this generation on this worker")
         try:
-            collective = collective_from_proto(common_pb2.Collective.FromString(description))
+            layout, nbytes = (_read_short if len(description) <= _SHORT_BYTES else _read)(description)
         except (DecodeError, InvalidArgumentError) as error:
             raise LinkProtocolError(f"a message whose description cannot be read: {error}") from None
-        if sum(leaf.nbytes for leaf in collective.leaves) != frame.offset:
+        if nbytes != frame.offset:
             raise LinkProtocolError(f"a message of {frame.offset} bytes, which is not what it describes")
-        return letters.MessageLayout.for_collective(collective, description), address
+        return layout, address
 
     def _allocate_slot(self, address: letters.MessageAddress, form: letters.MessageLayout) -> ResultSlot | None:
         """Memory for a letter; where there is none, its sender is at fault."""
@@ -381,3 +394,13 @@ class PointToPoint:
         local_rank = self._context.doorbells.local_ranks[rank]
         local_rank.record_outcome(number, message)
         self._context.doorbells.send(local_rank, message)
+
+
+def _read(description: bytes) -> tuple[letters.MessageLayout, int]:
+    """How what is described lies in a slot, and how many bytes its leaves have."""
+    collective = collective_from_proto(common_pb2.Collective.FromString(description))
+    layout = letters.MessageLayout.for_collective(collective, description)
+    return layout, sum(leaf.nbytes for leaf in collective.leaves)
+
+
+_read_short = lru_cache(maxsize=64)(_read)  # most messages are like the ones before

@@ -71,7 +71,9 @@ class SendStream:
             return
         self._queue.append(message)
         if self._link is not None and len(self._queue) == 1:
-            self._poller.change(self._link.stream.fileno(), select.POLLIN | select.POLLOUT)
+            self._event(self._link, select.POLLOUT)  # the kernel has room, most likely
+            if self._queue and self._link is not None:
+                self._poller.change(self._link.stream.fileno(), select.POLLIN | select.POLLOUT)
 
     def discard(self, sender: int, number: int | None = None) -> None:
         """The memory of this rank is read no more: what has begun goes on from a copy, the rest not at all.
