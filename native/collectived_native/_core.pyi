@@ -1,7 +1,7 @@
 """Signatures of the compiled core. README.md of this folder's parent says what the calls mean."""
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import Any, Literal, final
 
 source_digest: str
 
@@ -115,6 +115,9 @@ class Engine:
     def run(
         self, plan: Plan, inputs: Buffers, outputs: Buffers, timeout_ns: int, blob: bytes | None, asked_ns: int = ..., /
     ) -> Job | None: ...
+    def repeat(
+        self, plan: Plan, inputs: Buffers, outputs: Buffers, timeout_ns: int, blob: bytes | None, /
+    ) -> Job | Literal[False] | None: ...
     def submit(
         self,
         plan: Plan,

@@ -35,7 +35,7 @@ from collectived.shared.segment_program import SegmentProgram
 from collectived.shared.segment_reasons import word_end
 from collectived.shared.segment_repeats import Repeats
 from collectived.values import nest
-from collectived.values.leaves import Array
+from collectived.values.leaves import ARRAY, Array
 from collectived_native import core
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import Code
@@ -167,7 +167,7 @@ class SegmentChannel(Doorbell):
         if again is None or again.generation != state.generation or state.verdict is not None:
             return NOT_REPEATED
         try:
-            seen = again.see(value, out)
+            seen = (value, out) if again.kind is ARRAY else again.see(value, out)
             found = None if seen is None else again.run(*seen)
             if seen is None or found is None:
                 return NOT_REPEATED

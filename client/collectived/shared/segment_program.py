@@ -89,6 +89,10 @@ class SegmentProgram:
         known = NOTHING if collective.open else segment_plan.schedule(collective, layout, rank, size, rows)
         self.first = self._make_variant(collective, known)
 
+    def find_known(self, blobs: tuple[bytes, ...]) -> Variant | None:
+        """Return the way that followed from the same before."""
+        return self._variants.get(blobs)
+
     def describe(self, blobs: tuple[bytes, ...]) -> Variant:
         """Return the way that follows from what all ranks have told.
 

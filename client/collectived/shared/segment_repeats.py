@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import monotonic
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from collectived.calls.call import Call
-from collectived.calls.channel import NOT_REPEATED
 from collectived.calls.prepare import ANY_VALUE, PreparedCall
 from collectived.shared.segment_call import Form, SegmentCall
 from collectived.shared.segment_letters import LetterCall, LetterProgram
@@ -21,16 +21,19 @@ from collectived_native import core
 from collectived_proto.types import Operation
 
 RUN_SECONDS = 0.02  # for which the core waits before it hands a call back
+_RUN_NANOSECONDS = int(RUN_SECONDS * 1e9)
 _MAX_REPEATS = 2048
 
 
-class Repeat(NamedTuple):
-    """A call of one array, or a receive, that is ready to be run again.
+@dataclass(slots=True, eq=False)
+class Repeat:
+    """A call of one array, or of none, that is ready to be run again.
 
     Attributes:
         code: keeps the caller's code alive, for its identity is part of the key.
-        result: dtype and shape of the result of a collective; None where this rank receives none.
+        result: dtype and shape of the result of a collective; None where this rank receives none, or cannot know.
         kind: of the value and the result.
+        is_open: whether this rank takes what its root sends.
     """
 
     code: CodeType
@@ -40,11 +43,10 @@ class Repeat(NamedTuple):
     nanoseconds: int
     result: tuple[np.dtype[Any], tuple[int, ...]] | None
     kind: ArrayKind
+    is_open: bool
 
     def see(self, value: Any, out: Any) -> tuple[Any, Any] | None:
         """Return value and `out` as arrays of NumPy's that look into them; None where they cannot be seen so."""
-        if self.kind is ARRAY:
-            return value, out
         try:
             target = None if out is None else writable_view(out)
             return (target if out is value else self.kind.to_array(value)), target
@@ -52,47 +54,62 @@ class Repeat(NamedTuple):
             return None
 
     def run(self, value: Any, out: Any) -> tuple[Any, Array | None, Form, core.Job | None] | None:
-        """Run it with what `see` returns; None where these cannot be taken as they are.
+        """Run it with arrays of NumPy's; None where these cannot be taken as they are.
 
         Returns:
             The result, the array in which it lies, how that came, and the job of a call that has not
             completed at once.
         """
         program = self.program
-        if value is not ANY_VALUE and not value.flags.c_contiguous:
+        if isinstance(program, LetterProgram):
+            return self._run_letter(program, value, out)
+        if self.is_open:
+            return self._run_open(program, out)
+        first, into = program.first, None
+        if self.result is not None and (into := _find_result(self.result, out)) is None:
             return None
-        if isinstance(program, SegmentProgram):
-            into = self._find_result(self.result, value, out)
-            if into is NOT_REPEATED:
-                return None
-            first = program.first
-            inputs, outputs = (value,) if first.schedule.inputs else (), () if into is None else (into,)
-            return into, into, first, program.engine.run(first.plan, inputs, outputs, self.nanoseconds, program.blob)
+        inputs, outputs = (value,) if first.schedule.inputs else (), () if into is None else (into,)
+        job = program.engine.repeat(first.plan, inputs, outputs, self.nanoseconds, program.blob)
+        return None if job is False else (into, into, first, job)
+
+    def _run_open(self, program: SegmentProgram, out: Any) -> tuple[Any, Array | None, Form, core.Job | None] | None:
+        """Take what comes, if it is one array as has come before; else the call that is made of the job takes it."""
+        first = program.first
+        if out is not None and not (type(out) is np.ndarray and out.flags.writeable):
+            return None
+        job = program.engine.run(first.plan, (), (), self.nanoseconds, program.blob)
+        if job is None or job.state() != core.DESCRIBE:
+            return None, None, first, job
+        known = program.find_known(job.blobs())
+        if known is None or known.collective.structure != nest.LEAF or not known.schedule.outputs:
+            return None, None, first, job
+        into = _find_result(known.schedule.results[0], out)
+        if into is None or not into.flags.c_contiguous:
+            return None, None, first, job
+        job.describe(known.plan, (), (into,))
+        state = job.wait(_RUN_NANOSECONDS)
+        return (
+            (into if into.ndim or out is not None else into[()]),
+            into,
+            known,
+            None if state == core.COMPLETE else job,
+        )
+
+    def _run_letter(
+        self, program: LetterProgram, value: Any, out: Any
+    ) -> tuple[Any, Array | None, Form, core.Job | None] | None:
         if program.known is None:
             return None
         form, blob = program.known
         if program.sends:
+            if not value.flags.c_contiguous:
+                return None
             return None, None, form, program.engine.send(program.peer, program.tag, (value,), 0, blob, core.BLOCKING)
-        if not form.is_single:
-            return None
-        into = self._find_result(form.schedule.results[0], None, out)
-        if into is NOT_REPEATED:
+        into = _find_result(form.schedule.results[0], out) if form.is_single else None
+        if into is None or not (into.flags.c_contiguous and into.flags.writeable):
             return None
         job = program.engine.receive(program.peer, program.tag, (into,), self.nanoseconds, blob, core.BLOCKING)
         return into if into.ndim or out is not None or job is not None else into[()], into, form, job
-
-    def _find_result(self, result: tuple[np.dtype[Any], tuple[int, ...]] | None, value: Array | None, out: Any) -> Any:
-        """The array for the result, `out` where it takes that straight."""
-        if result is None:
-            return None if out is None else NOT_REPEATED
-        dtype, shape = result
-        if out is None:
-            return np.empty(shape, dtype)
-        if type(out) is not np.ndarray or out.dtype != dtype or out.shape != shape:
-            return NOT_REPEATED
-        if not (out.flags.c_contiguous and out.flags.writeable):
-            return NOT_REPEATED
-        return out if value is None or out is value or not np.may_share_memory(out, value) else NOT_REPEATED
 
     def restore(self, result: Any, out: Any) -> Any:
         """Return what the caller is given."""
@@ -102,15 +119,20 @@ class Repeat(NamedTuple):
 
     def make_call(self, value: Any, out: Any, result: Array | None, form: Form) -> SegmentCall:
         """Return a call of what did not complete at once."""
-        arrays, spec = ([], nest.ANY) if value is ANY_VALUE else ([value], nest.LEAF)
+        arrays, spec = ([value], nest.LEAF) if isinstance(value, np.ndarray) else ([], _SPECS[value is None])
         call = (LetterCall if self.prepared.is_p2p else SegmentCall)(self.prepared, arrays, spec)
         if out is not None and result is not None:
             call.out = Targets(out, nest.LEAF, [out], [result])
+        elif out is not None and self.prepared.receives:
+            call.set_out(out)
         if self.nanoseconds:
             call.timeout = self.nanoseconds / 1e9
             call.set_deadline(monotonic() + call.timeout - RUN_SECONDS)
         call.adopt_buffers(form, [] if result is None else [result])
         return call
+
+
+_SPECS = {True: nest.NONE, False: nest.ANY}  # of a call without arrays, by whether its value is None
 
 
 class Repeats:
@@ -128,10 +150,13 @@ class Repeats:
         if not isinstance(call, SegmentCall):
             return
         result = None
-        kind = ARRAY if value is ANY_VALUE else kind_of(value)
+        is_array = value is not ANY_VALUE and value is not None
+        kind = kind_of(value) if is_array else ARRAY
         if isinstance(program, SegmentProgram):
-            if value is ANY_VALUE or not (_is_native(value) and call.has_rows_first and call.may_write_over):
+            if not (call.has_rows_first and call.may_write_over and (not is_array or _is_native(value))):
                 return  # the core could not take such a value as it is
+            if not is_array and (program.first.schedule.inputs or program.first.schedule.results):
+                return
             schedule = program.first.schedule
             result = schedule.results[0] if schedule.outputs else None
         else:
@@ -141,17 +166,26 @@ class Repeats:
             self._known.clear()
         nanoseconds = int((timeout or 0.0) * 1e9)
         self._known[_make_key(operation, value, frame)] = Repeat(
-            frame.f_code, call.generation, program, call.prepared, nanoseconds, result, kind
+            frame.f_code, call.generation, program, call.prepared, nanoseconds, result, kind, call.prepared.accepts_any
         )
+
+
+def _find_result(result: tuple[np.dtype[Any], tuple[int, ...]], out: Any) -> Array | None:
+    """The array for the result, `out` where it takes that as it is; None where it does not."""
+    dtype, shape = result
+    if out is None:
+        return np.empty(shape, dtype)
+    found: Array = out
+    return found if type(out) is np.ndarray and out.dtype == dtype and out.shape == shape else None
 
 
 def _make_key(operation: Operation, value: Any, frame: FrameType) -> tuple[Any, ...]:
     """Of a call: its line, and what the value is to the contract, and to the caller."""
-    if value is ANY_VALUE:
-        return operation, id(frame.f_code), frame.f_lasti
+    if value is ANY_VALUE or value is None:
+        return operation, value is None, id(frame.f_code), frame.f_lasti
     return operation, type(value), value.dtype, value.shape, id(frame.f_code), frame.f_lasti
 
 
 def _is_native(value: Any) -> bool:
     """Whether elements have this machine's byte order; tensors of PyTorch have no other."""
-    return value is ANY_VALUE or getattr(value.dtype, "isnative", True)
+    return value is ANY_VALUE or value is None or getattr(value.dtype, "isnative", True)

@@ -20,75 +20,7 @@ Engine *usable_engine(PyObject *self) {
     return check_usable(e->segment, e->epoch) ? NULL : e;
 }
 
-/* ---- What a job keeps alive ---- */
-
-static void let_go(struct held *h) {
-    while (h->taken) PyBuffer_Release(&h->views[--h->taken]);
-    if (h->plan) Py_DecRef(h->plan);
-    if (h->blob) Py_DecRef(h->blob);
-    h->plan = h->blob = NULL;
-}
-
-void free_held(struct held *h) {
-    if (!h) return;
-    let_go(h);
-    free(h->more);
-    free(h);
-}
-
-struct held *make_held(int room) {
-    struct held *h = calloc(1, sizeof *h + (size_t)room * (sizeof *h->views + sizeof *h->starts + sizeof *h->lengths));
-    if (!h) return (struct held *)PyErr_NoMemory();
-    h->views = (Py_buffer *)(h + 1);
-    h->starts = (char **)(h->views + room);
-    h->lengths = (u64 *)(h->starts + room);
-    h->room = room;
-    return h;
-}
-
-int take_leaf(struct held *h, PyObject *leaf, u64 bytes, int writable, int index) {
-    Py_buffer *view = &h->views[h->taken];
-    if (PyObject_GetBuffer(leaf, view, writable ? PyBUF_WRITABLE : PyBUF_SIMPLE)) return -1;
-    h->starts[h->taken] = view->buf, h->lengths[h->taken++] = (u64)view->len;
-    if ((u64)view->len == bytes || bytes == ~(u64)0) return 0;
-    PyErr_Format(PyExc_ValueError, "%s %d has %zd bytes, expected %llu", writable ? "output" : "input", index, view->len,
-                 (unsigned long long)bytes);
-    return -1;
-}
-
-int take_blob(struct held *h, PyObject *blob, Py_ssize_t most) {
-    char *bytes = NULL;
-    Py_ssize_t length = 0;
-    if (blob == Py_None) return 0;
-    if (PyBytes_AsStringAndSize(blob, &bytes, &length)) return -1;
-    if (length > most) {
-        PyErr_Format(PyExc_ValueError, "a blob of %zd bytes: at most %zd", length, most);
-        return -1;
-    }
-    Py_IncRef(blob);
-    h->blob = blob, h->job.blob = bytes, h->job.blob_bytes = (u64)length;
-    return 0;
-}
-
-int take_leaves(struct held *h, const struct plan *plan, PyObject *inputs, PyObject *outputs) {
-    if (PyTuple_Size(inputs) != plan->leaves_in || PyTuple_Size(outputs) != plan->leaves_out) {
-        if (!PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "the plan has %d leaves in and %d out", plan->leaves_in, plan->leaves_out);
-        return -1;
-    }
-    for (int out = 0, index = 0; out < 2; out++, index = 0)
-        for (int i = 0; i < plan->phases; i++) {
-            const struct phase *p = &plan->phase[i];
-            const u64 *starts = out ? p->starts_out : p->starts_in;
-            for (int leaf = 0; leaf < (out ? p->leaves_out : p->leaves_in); leaf++, index++)
-                if (take_leaf(h, PyTuple_GetItem(out ? outputs : inputs, index),
-                              (starts[leaf + 1] - starts[leaf]) * (out ? p->result_item : p->item), out, index))
-                    return -1;
-        }
-    h->job.values.in = (const char **)h->starts;
-    h->job.values.out = h->starts + plan->leaves_in;
-    return 0;
-}
+/* ---- Carrying out ---- */
 
 /* A job of (plan, inputs, outputs, timeout_ns, blob), ready to be submitted; NULL with an error set. */
 static struct held *hold(Engine *e, PyObject *const *args, PyObject *asked) {
@@ -201,6 +133,18 @@ static PyObject *engine_run(PyObject *self, PyObject *const *args, Py_ssize_t co
     if (e->in_flight) reap(e);
     struct held *h = hold(e, args, args[count == 6 ? 5 : 3]);
     return h ? carry_out(e, h, h->job.plan->bytes_moved) : NULL;
+}
+
+/* repeat(plan, inputs, outputs, timeout_ns, blob): as `run`; False, and nothing is done, where it cannot take the arrays */
+static PyObject *engine_repeat(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Engine *e = usable_engine(self);
+    if (!e || has_arguments(count, 5, "(plan, inputs, outputs, timeout_ns, blob)")) return NULL;
+    if (e->in_flight) reap(e);
+    struct held *h = hold(e, args, args[3]);
+    if (h) return carry_out(e, h, h->job.plan->bytes_moved);
+    if (!PyErr_ExceptionMatches(PyExc_ValueError) && !PyErr_ExceptionMatches(PyExc_BufferError)) return NULL;
+    PyErr_Clear();
+    return PyBool_FromLong(0);
 }
 
 /* submit(plan, inputs, outputs, timeout_ns, blob, notify[, asked_ns]) */
@@ -453,6 +397,7 @@ static PyObject *attach(PyObject *module, PyObject *const *args, Py_ssize_t coun
 
 static PyMethodDef engine_methods[] = {
     FAST_METHOD("plan", engine_plan, "Prepare a collective."),
+    FAST_METHOD("repeat", engine_repeat, "The same of arrays as they are; False, and nothing is done, where it cannot take them."),
     FAST_METHOD("run", engine_run, "Carry out a collective; None, or a job to be waited for."),
     FAST_METHOD("submit", engine_submit_job, "Start a collective; its job."),
     FAST_METHOD("enqueue", engine_enqueue, "The same, but only `advance` carries it on."),

@@ -80,6 +80,8 @@ PyObject *engine_attend_instance(PyObject *self, PyObject *number);
 Plan *plan_of(const Engine *e, PyObject *object);
 /* For so many leaves; NULL with an error set. */
 struct held *make_held(int room);
+/* Lets go of what it keeps alive. */
+void let_go(struct held *h);
 void free_held(struct held *h);
 /* Takes hold of a leaf; 0, or -1 with an error set. `bytes` ~0: any length. */
 int take_leaf(struct held *h, PyObject *leaf, u64 bytes, int writable, int index);

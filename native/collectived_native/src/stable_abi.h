@@ -151,7 +151,7 @@ STABLE void *PyCapsule_GetPointer(PyObject *, const char *);
 STABLE int PyCapsule_IsValid(PyObject *, const char *);
 
 /* Errors and signals */
-STABLE PyObject *PyExc_IndexError, *PyExc_MemoryError, *PyExc_OSError, *PyExc_OverflowError, *PyExc_RuntimeError,
+STABLE PyObject *PyExc_BufferError, *PyExc_IndexError, *PyExc_MemoryError, *PyExc_OSError, *PyExc_OverflowError, *PyExc_RuntimeError,
     *PyExc_TypeError, *PyExc_ValueError;
 STABLE void PyErr_SetString(PyObject *, const char *);
 STABLE PyObject *PyErr_Format(PyObject *, const char *, ...);
@@ -159,6 +159,7 @@ STABLE PyObject *PyErr_SetFromErrno(PyObject *);
 STABLE PyObject *PyErr_NoMemory(void);
 STABLE PyObject *PyErr_Occurred(void);
 STABLE void PyErr_Clear(void);
+STABLE int PyErr_ExceptionMatches(PyObject *);
 STABLE void PyErr_WriteUnraisable(PyObject *);
 STABLE int PyErr_CheckSignals(void);
 
