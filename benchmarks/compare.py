@@ -15,13 +15,19 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import conditions, goals, schedule, tables
-from benchmarks.cases import ALL, Case, parse
+from benchmarks.cases import ALL, ALL_REDUCE, Case, parse
 from benchmarks.contestants import ALL as CONTESTANTS
 from benchmarks.contestants import KEYS
 from benchmarks.measure import run
 from benchmarks.page import write
+from benchmarks.peers import ORDINARY
 from benchmarks.record import Run
 from benchmarks.verdicts import table
+
+_ABOUT_OTHERS = """\
+The other operations, with ordinary arrays. In brackets: how many times as long Open MPI, MPICH and Gloo take, in this
+order, as far as they were measured; of a worker per rank, Gloo alone. The size is that of the longer of a rank's input
+and result. `send_recv` sends a value to a neighbour and gets another back."""
 
 
 def main() -> int:
@@ -55,7 +61,13 @@ def report(runs: list[Run], ranks: list[int], cases: tuple[Case, ...]) -> str:
         for one in runs
         for cell, count in one.wrong.items()
     ]
-    parts += [tables.times(seconds, number, cases) for number in ranks]
+    reduced, others = ([case for case in cases if (case.operation == ALL_REDUCE) is of] for of in (True, False))
+    if reduced:
+        parts += [tables.times(seconds, number, reduced) for number in ranks]
+    if others:
+        parts.append(_ABOUT_OTHERS)
+        places = [(n, place) for n in ranks for place in (ORDINARY, goals.TCP)]
+        parts += filter(None, (tables.others(seconds, n, place, others) for n, place in places))
     lines = goals.worst_of([one.seconds for one in runs])
     parts.append(f"The goals, the worst of {len(runs)}; in brackets the size where that was:")
     parts.append(table(lines))
@@ -79,7 +91,12 @@ def say(text: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare", description=__doc__)
     parser.add_argument("--only", type=_keys, default=KEYS, metavar="A,B", help=f"of {', '.join(KEYS)}")
-    parser.add_argument("--sizes", type=_sizes, metavar="A,B", help="such as '64 KiB,16 MiB,64 x 1 KiB'")
+    parser.add_argument(
+        "--sizes",
+        type=_sizes,
+        metavar="A,B",
+        help="such as '64 KiB,64 x 1 KiB,broadcast 1 MiB,barrier'; an all_reduce where no operation is named",
+    )
     parser.add_argument("--ranks", type=_numbers, default=[2, 4], metavar="N,M", help="how many; 2,4 by default")
     parser.add_argument("--runs", type=int, default=1, help="the worst of them is held to the goals")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter turns")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.cases import ALL_REDUCE, Case
 from benchmarks.environments import ENVIRONMENTS, OWN
 from benchmarks.peers import ORDINARY, OWNED
 
@@ -28,7 +29,8 @@ class Contestant:
     name: as the tables show it.
     key: as in `--only`.
     library: which of `benchmarks.peers` its ranks run.
-    variants: where buffers may lie.
+    variants: where buffers may lie, as far as an all_reduce of them is measured; of other operations in the last.
+    all_operations: whether it is measured with others than all_reduce.
     launches: from the environment's folder, the number of ranks and ports, what is to be started.
     """
 
@@ -37,6 +39,13 @@ class Contestant:
     library: str
     launches: Callable[[Path, int, Ports], Sequence[Launch]]
     variants: tuple[str, ...] = ("",)
+    all_operations: bool = False
+
+    def variants_of(self, case: Case) -> tuple[str, ...]:
+        """Where buffers lie when `case` is measured; nowhere if it is not."""
+        if case.operation == ALL_REDUCE:
+            return self.variants
+        return self.variants[-1:] if self.all_operations else ()
 
     def processes(self, ranks: int) -> int:
         """How many of its processes take orders."""
@@ -100,11 +109,11 @@ def _tensorflow(folder: Path, ranks: int, ports: Ports) -> list[Launch]:
     return found
 
 
-HOST = Contestant("one worker", "ours", "ours", _one_worker, (OWNED, ORDINARY))
-TCP = Contestant("a worker per rank", "ours", "ours", _worker_each, (OWNED,))
-GLOO = Contestant("Gloo", "gloo", "gloo", _gloo)
-OPENMPI = Contestant("Open MPI", "openmpi", "mpi", _openmpi)
-MPICH = Contestant("MPICH", "mpich", "mpi", _mpich)
+HOST = Contestant("one worker", "ours", "ours", _one_worker, (OWNED, ORDINARY), all_operations=True)
+TCP = Contestant("a worker per rank", "ours", "ours", _worker_each, (OWNED, ORDINARY), all_operations=True)
+GLOO = Contestant("Gloo", "gloo", "gloo", _gloo, all_operations=True)
+OPENMPI = Contestant("Open MPI", "openmpi", "mpi", _openmpi, all_operations=True)
+MPICH = Contestant("MPICH", "mpich", "mpi", _mpich, all_operations=True)
 TENSORFLOW = Contestant("TensorFlow RING", "tensorflow", "tensorflow", _tensorflow)
 FOLD = Contestant("fold alone", "fold", "fold", _fold)
 SOCKETS = Contestant("plain sockets", "sockets", "sockets", _sockets)

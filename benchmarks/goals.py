@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from benchmarks import contestants as who
-from benchmarks.cases import ALL, MANY, Case, parse
+from benchmarks.cases import ALL_REDUCE, BARRIER, MANY, MOVING, OTHERS, SIZES, Case, parse
 from benchmarks.peers import ORDINARY, OWNED
 from benchmarks.record import REJOIN, Cell
 from benchmarks.verdicts import Line, worst
 
 Seconds = Mapping[Cell, float]
 RANKS = (2, 4)
-_SINGLE = tuple(case for case in ALL if case.tensors == 1)
-_4B, _64K, _1M, _16M = map(parse, ("4 B", "64 KiB", "1 MiB", "16 MiB"))
-_OURS = {OWNED: (who.HOST.name, OWNED), ORDINARY: (who.HOST.name, ORDINARY), "tcp": (who.TCP.name, OWNED)}
-_SHOWN = {OWNED: f"one host, {OWNED}", ORDINARY: f"one host, {ORDINARY}", "tcp": "loopback TCP"}
+TCP = "tcp"
+_SINGLE = tuple(case for case in SIZES if case.tensors == 1)
+_4B, _1K, _64K, _1M, _16M = map(parse, ("4 B", "1 KiB", "64 KiB", "1 MiB", "16 MiB"))
+_OURS = {OWNED: (who.HOST.name, OWNED), ORDINARY: (who.HOST.name, ORDINARY), TCP: (who.TCP.name, ORDINARY)}
+_SHOWN = {OWNED: f"one host, {OWNED}", ORDINARY: f"one host, {ORDINARY}", TCP: "loopback TCP"}
+_GLOO = (who.GLOO.name,)
 _MPI = (who.OPENMPI.name, who.MPICH.name)
+_SMALL = ("broadcast", "gather", "scatter", BARRIER, "send_recv")
 
 
 def lines(seconds: Seconds) -> list[Line]:
@@ -24,11 +27,9 @@ def lines(seconds: Seconds) -> list[Line]:
     found: list[Line] = []
     for ranks in RANKS:
         found += _one_host(seconds, ranks)
-        found += _ordinary(seconds, ranks)
+        found += _others_on_one_host(seconds, ranks)
         found += _tcp(seconds, ranks)
-        for place in _OURS:
-            found += _many(seconds, ranks, place)
-        found += _absolute(seconds, ranks)
+        found += _rejoin(seconds, ranks)
     return found
 
 
@@ -41,56 +42,60 @@ def worst_of(runs: Sequence[Seconds]) -> list[Line]:
     return [worst(found) for found in by_goal.values()]
 
 
-def _from(least: Case) -> list[Case]:
-    return [case for case in _SINGLE if case.size >= least.size]
-
-
-def _to(most: Case) -> list[Case]:
-    return [case for case in _SINGLE if case.size <= most.size]
+def between(least: Case, most: Case | None = None, operation: str = ALL_REDUCE) -> list[Case]:
+    """Sizes at which an operation is measured, one array in a call."""
+    cases = _SINGLE if operation == ALL_REDUCE else [case for case in OTHERS if case.operation == operation]
+    return [case for case in cases if least.size <= case.size <= (most or _SINGLE[-1]).size]
 
 
 def _one_host(seconds: Seconds, ranks: int) -> Iterator[Line]:
-    gloo = (who.GLOO.name,)
-    small, others = [_4B], [case for case in _SINGLE if case != _4B]
-    yield from _ratio(seconds, ranks, OWNED, gloo, "Gloo at 4 B", small, 4.0)
-    yield from _ratio(seconds, ranks, OWNED, gloo, "Gloo at every other size", others, 5.0)
-    if ranks == 4:
-        yield from _ratio(seconds, ranks, OWNED, _MPI, "best MPI at 64 KiB and 1 MiB", [_64K, _1M], 1.0)
-    yield from _ratio(seconds, ranks, OWNED, _MPI, "best MPI at 16 MiB", [_16M], 2.0)
-    yield from _ratio(seconds, ranks, OWNED, _MPI, "best MPI at 64 MiB", [_SINGLE[-1]], 3.0)
+    if ranks == 2:
+        for place in (ORDINARY, OWNED):
+            yield from _ratio(seconds, ranks, place, _MPI[:1], "Open MPI at 4 B", [_4B], 1.0)
+            yield from _ratio(seconds, ranks, place, _GLOO, "Gloo at 4 B", [_4B], 50.0)
+        yield from _ratio(seconds, ranks, ORDINARY, _MPI, "best MPI, 1 KiB to 1 MiB", between(_1K, _1M), 1.0)
+    else:
+        yield from _ratio(seconds, ranks, ORDINARY, _MPI, "best MPI, up to 1 MiB", between(_4B, _1M), 0.8)
+    yield from _ratio(seconds, ranks, ORDINARY, _MPI, "best MPI, from 16 MiB", between(_16M), 1.5)
     fold = [
         (ours / alone, str(case))
-        for case in _from(_16M)
-        if (ours := _ours(seconds, ranks, OWNED, case)) and (alone := _best(seconds, ranks, (who.FOLD.name,), case))
+        for case in between(_16M)
+        if (ours := our_time(seconds, ranks, OWNED, case)) and (alone := best(seconds, ranks, (who.FOLD.name,), case))
     ]
     if fold:
         value, where = max(fold)
-        yield Line(f"{ranks} ranks, {_SHOWN[OWNED]}: ours / fold alone, from 16 MiB", value, "≤", 1.4, "", where)
+        yield Line(f"{ranks} ranks, {_SHOWN[OWNED]}: ours / fold alone, from 16 MiB", value, "≤", 1.0, "", where)
+    many, one = (our_time(seconds, ranks, ORDINARY, case) for case in (MANY, _64K))
+    if many and one:
+        yield Line(f"{ranks} ranks, {_SHOWN[ORDINARY]}: {MANY} in one call / one of 64 KiB", many / one, "≤", 4.0)
 
 
-def _ordinary(seconds: Seconds, ranks: int) -> Iterator[Line]:
-    gloo, mpi = (2.0, 0.8) if ranks == 2 else (4.0, 1.3)
-    yield from _ratio(seconds, ranks, ORDINARY, (who.GLOO.name,), "Gloo", _SINGLE, gloo)
-    yield from _ratio(seconds, ranks, ORDINARY, _MPI, "best MPI, from 16 MiB", _from(_16M), mpi)
+def _others_on_one_host(seconds: Seconds, ranks: int) -> Iterator[Line]:
+    if ranks == 2:
+        small = [case for case in OTHERS if case.operation in _SMALL and case.size <= _4B.size]
+        for case in small:
+            name = str(case)
+            yield from _ratio(seconds, ranks, ORDINARY, _MPI, f"best MPI, {name}", [case], 0.5)
+            yield from _ratio(seconds, ranks, ORDINARY, _GLOO, f"Gloo, {name}", [case], 20.0)
+    for operation in MOVING:
+        cases = between(_64K, operation=operation)
+        yield from _ratio(
+            seconds, ranks, ORDINARY, (*_MPI, *_GLOO), f"best MPI or Gloo, {operation} from 64 KiB", cases, 1.0
+        )
 
 
 def _tcp(seconds: Seconds, ranks: int) -> Iterator[Line]:
-    gloo, large = (who.GLOO.name,), 1.0 if ranks == 2 else 1.3
-    yield from _ratio(seconds, ranks, "tcp", gloo, "Gloo, up to 1 MiB", _to(_1M), 1.3)
-    yield from _ratio(seconds, ranks, "tcp", gloo, "Gloo, from 16 MiB", _from(_16M), large)
-    yield from _ratio(seconds, ranks, "tcp", (who.TENSORFLOW.name,), "TensorFlow", _SINGLE, 5.0)
-    yield from _ratio(seconds, ranks, "tcp", (who.SOCKETS.name,), "plain sockets, from 16 MiB", _from(_16M), 0.7)
+    small, large = (1.3, 1.05) if ranks == 2 else (1.0, 1.0)
+    for operation in (ALL_REDUCE, *MOVING, BARRIER):
+        up_to = [parse(BARRIER)] if operation == BARRIER else between(_4B, _1M, operation)
+        beyond = [] if operation == BARRIER else between(_16M, operation=operation)
+        yield from _ratio(seconds, ranks, TCP, _GLOO, f"Gloo, {operation} up to 1 MiB", up_to, small)
+        yield from _ratio(seconds, ranks, TCP, _GLOO, f"Gloo, {operation} from 16 MiB", beyond, large)
+    yield from _ratio(seconds, ranks, TCP, (who.TENSORFLOW.name,), "TensorFlow", _SINGLE, 5.0)
+    yield from _ratio(seconds, ranks, TCP, (who.SOCKETS.name,), "plain sockets, from 1 MiB", between(_1M), 0.9)
 
 
-def _many(seconds: Seconds, ranks: int, place: str) -> Iterator[Line]:
-    many, one = _ours(seconds, ranks, place, MANY), _ours(seconds, ranks, place, _64K)
-    if many and one:
-        yield Line(f"{ranks} ranks, {_SHOWN[place]}: {MANY} in one call / one of 64 KiB", many / one, "≤", 2.0)
-
-
-def _absolute(seconds: Seconds, ranks: int) -> Iterator[Line]:
-    if ranks == 2 and (call := _ours(seconds, ranks, OWNED, _4B)):
-        yield Line(f"2 ranks, {_SHOWN[OWNED]}: 4 B", call * 1e6, "≤", 45.0, "µs")
+def _rejoin(seconds: Seconds, ranks: int) -> Iterator[Line]:
     if again := seconds.get(Cell(ranks, who.HOST.name, "", REJOIN)):
         yield Line(f"{ranks} ranks, one host: joining a warm group name again", again * 1e3, "≤", 50.0, "ms")
 
@@ -101,20 +106,20 @@ def _ratio(
     """Their time / our time, at the size where that is least."""
     names = tuple(names)
     found = [
-        (theirs / ours, str(case))
+        (theirs / ours, case.size_name)
         for case in cases
-        if (ours := _ours(seconds, ranks, place, case)) and (theirs := _best(seconds, ranks, names, case))
+        if (ours := our_time(seconds, ranks, place, case)) and (theirs := best(seconds, ranks, names, case))
     ]
     if found:
         value, where = min(found)
         yield Line(f"{ranks} ranks, {_SHOWN[place]}: {against} / ours", value, "≥", goal, "", where)
 
 
-def _ours(seconds: Seconds, ranks: int, place: str, case: Case) -> float | None:
+def our_time(seconds: Seconds, ranks: int, place: str, case: Case) -> float | None:
     name, variant = _OURS[place]
     return seconds.get(Cell(ranks, name, variant, str(case)))
 
 
-def _best(seconds: Seconds, ranks: int, names: Iterable[str], case: Case) -> float | None:
+def best(seconds: Seconds, ranks: int, names: Iterable[str], case: Case) -> float | None:
     found = [cell for name in names if (cell := seconds.get(Cell(ranks, name, "", str(case)))) is not None]
     return min(found) if found else None

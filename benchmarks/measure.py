@@ -50,7 +50,7 @@ def _measure(crews: list[Crew], ranks: int, case: Case, pace: Pace, result: Run,
     entries = [
         _Entry(crew, Cell(ranks, crew.contestant.name, variant, str(case)), variant)
         for crew in crews
-        for variant in crew.contestant.variants
+        for variant in crew.contestant.variants_of(case)
     ]
     for entry in list(entries):  # how long does it take?
         if entry not in entries:

@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.cases import REFILL, Case, base, factor_of, parse, wrong
+from benchmarks.cases import REFILL, Case, base, expected, factor_of, parse, wrong
 from benchmarks.trial import Peer, Trial
 
 SOCKET = "COLLECTIVED_BENCH_SOCKET"
@@ -67,14 +67,15 @@ class Desk:
         trial = self._trials.get(order["variant"])
         if trial is None:
             trial = self._trials[order["variant"]] = self._peer.trial(case, order["variant"])
-        return turn(trial, case, self._peer.size, order)
+        return turn(trial, case, self._peer, order)
 
 
-def turn(trial: Trial, case: Case, ranks: int, order: dict[str, Any]) -> dict[str, Any]:
+def turn(trial: Trial, case: Case, peer: Peer, order: dict[str, Any]) -> dict[str, Any]:
     """Some calls to get warm, then those that count."""
     clock = time.perf_counter
     factor = factor_of(order["turn"])
-    numbers = base(case)
+    numbers = base(case, peer.size)
+    call = trial.call
     trial.fill(numbers, factor)
     since_fill = 0
     times = []
@@ -83,13 +84,14 @@ def turn(trial: Trial, case: Case, ranks: int, order: dict[str, Any]) -> dict[st
             trial.fill(numbers, factor)
             since_fill = 0
         begin = clock()
-        trial.call()
+        call()
         end = clock()
         since_fill += 1
         if number >= order["warmup"]:
             times.append(end - begin)
-    growth = float(ranks ** (since_fill - 1)) if trial.in_place else 1.0
-    bad = sum(wrong(result, numbers, ranks, factor * growth) for result in trial.results())
+    growth = float(peer.size ** (since_fill - 1)) if trial.in_place else 1.0
+    right = expected(case, numbers, peer.rank, peer.size, factor * growth)
+    bad = sum(wrong(result, right) for result in trial.results())
     return {"times": times, "wrong": bad}
 
 

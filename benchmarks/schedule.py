@@ -20,7 +20,7 @@ class Pace:
     rounds: int = 5
     seconds: float = 0.12
     fewest: int = 3
-    most: int = 200
+    most: int = 2000
 
     def calls(self, seconds_each: float) -> int:
         """How many calls a turn has, if one takes so long."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from benchmarks.cases import Array, Case
+import numpy as np
+
+from benchmarks.cases import Array, Case, fill
 
 
 class Trial(Protocol):
@@ -16,11 +19,40 @@ class Trial(Protocol):
     def fill(self, base: Array, factor: float) -> None:
         """Puts this rank's contribution into all inputs, and spoils all outputs."""
 
-    def call(self) -> object:
-        """Sums once; returns when the result can be used and the inputs may be changed."""
+    @property
+    def call(self) -> Callable[[], object]:
+        """Carries the operation out once; returns when the result can be used and the inputs may be changed."""
 
     def results(self) -> list[Array]:
         """What the last call gave."""
+
+
+class Arrays:
+    """Ordinary arrays. A broadcast, and what sums in place, has the same ones in and out."""
+
+    call: Callable[[], object]
+
+    def __init__(
+        self, case: Case, rank: int, ranks: int, *, in_place: bool = False, empty: Callable[..., Any] = np.empty
+    ) -> None:
+        gives, gets = case.counts(rank, ranks)
+        self.in_place = in_place
+        self._rank = rank
+        self._receives_only = case.operation == "broadcast" and rank != 0
+        self.inputs: list[Array] = [empty(gives, np.float32) for _ in range(case.tensors)]
+        self.outputs = self.inputs
+        if not in_place and case.operation != "broadcast":
+            self.outputs = [np.empty(gets, np.float32) for _ in range(case.tensors)]
+
+    def fill(self, base: Array, factor: float) -> None:
+        for array in self.outputs:
+            array.fill(np.nan)
+        if not self._receives_only:
+            for array in self.inputs:
+                fill(array, base, self._rank, factor)
+
+    def results(self) -> list[Array]:
+        return self.outputs
 
 
 class Peer(Protocol):

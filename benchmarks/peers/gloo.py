@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from benchmarks.cases import Array, Case, fill
+from benchmarks.cases import ALL_REDUCE, Case
+from benchmarks.trial import Arrays
 
 
 class Gloo:
@@ -19,35 +19,44 @@ class Gloo:
         self._dist.init_process_group("gloo")
         self.versions = {"torch": str(self._torch.__version__)}
 
-    def trial(self, case: Case, variant: str) -> InPlace:
-        return InPlace(self._torch, self._dist, self.rank, case)
+    def trial(self, case: Case, variant: str) -> Arrays:
+        """Tensors that are summed in place. Many are put together by Gloo itself."""
+        trial = Arrays(case, self.rank, self.size, in_place=case.operation == ALL_REDUCE)
+        inputs, outputs = ([self._torch.from_numpy(one) for one in arrays] for arrays in (trial.inputs, trial.outputs))
+        trial.call = self._many(inputs) if case.tensors > 1 else self._one(case.operation, inputs[0], outputs[0])
+        return trial
+
+    def _many(self, tensors: list[Any]) -> Callable[[], object]:
+        return lambda: self._dist.all_reduce_coalesced(tensors)
+
+    def _one(self, operation: str, value: Any, out: Any) -> Callable[[], object]:
+        dist, is_root, neighbour = self._dist, self.rank == 0, self.rank ^ 1
+        gathered = list(out.chunk(self.size)) if operation == "gather" and is_root else None
+        pieces = list(value.chunk(self.size)) if operation == "scatter" and is_root else None
+
+        def send_recv() -> None:
+            if self.rank < neighbour:
+                dist.send(value, neighbour)
+                dist.recv(out, neighbour)
+            else:
+                dist.recv(out, neighbour)
+                dist.send(value, neighbour)
+
+        calls: dict[str, Callable[[], object]] = {
+            ALL_REDUCE: lambda: dist.all_reduce(value),
+            "broadcast": lambda: dist.broadcast(value, 0),
+            "all_gather": lambda: dist.all_gather_into_tensor(out, value),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(out, value),
+            "all_to_all": lambda: dist.all_to_all_single(out, value),
+            "gather": lambda: dist.gather(value, gathered),
+            "scatter": lambda: dist.scatter(out, pieces),
+            "send_recv": send_recv,
+            "barrier": lambda: dist.barrier(),
+        }
+        return calls[operation]
 
     def close(self) -> None:
         self._dist.destroy_process_group()
-
-
-class InPlace:
-    """Tensors that are summed in place. Many are put together by Gloo itself."""
-
-    in_place = True
-
-    def __init__(self, torch: Any, dist: Any, rank: int, case: Case) -> None:
-        self._dist, self._rank = dist, rank
-        self._arrays: list[Array] = [np.empty(case.count, np.float32) for _ in range(case.tensors)]
-        self._tensors = [torch.from_numpy(array) for array in self._arrays]
-
-    def fill(self, base: Array, factor: float) -> None:
-        for array in self._arrays:
-            fill(array, base, self._rank, factor)
-
-    def call(self) -> None:
-        if len(self._tensors) == 1:
-            self._dist.all_reduce(self._tensors[0])
-            return
-        self._dist.all_reduce_coalesced(self._tensors)
-
-    def results(self) -> list[Array]:
-        return self._arrays
 
 
 def start() -> Gloo:

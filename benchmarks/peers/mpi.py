@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from benchmarks.cases import Array, Case, fill
+from benchmarks.cases import ALL_REDUCE, Array, Case
+from benchmarks.trial import Arrays
 
 
 class Mpi:
@@ -21,38 +21,43 @@ class Mpi:
         self.versions = {"Open MPI" if "Open MPI" in library else "MPICH": version[0] if version else "?"}
         self.versions["mpi4py"] = importlib.import_module("mpi4py").__version__
 
-    def trial(self, case: Case, variant: str) -> Buffers:
-        return Buffers(self._mpi, self._comm, self.rank, case)
+    def trial(self, case: Case, variant: str) -> Arrays:
+        """Sum from one buffer to another; of many, `Iallreduce` each and one `Waitall`."""
+        trial = Arrays(case, self.rank, self.size)
+        if case.tensors > 1:
+            pairs = list(zip(trial.inputs, trial.outputs, strict=True))
+            trial.call = lambda: self._mpi.Request.Waitall([self._comm.Iallreduce(*pair) for pair in pairs])
+        else:
+            trial.call = self._one(case.operation, trial.inputs[0], trial.outputs[0])
+        return trial
+
+    def _one(self, operation: str, value: Array, out: Array) -> Callable[[], object]:
+        comm, neighbour = self._comm, self.rank ^ 1
+        at_root = self.rank == 0
+
+        def send_recv() -> None:
+            if self.rank < neighbour:
+                comm.Send(value, neighbour)
+                comm.Recv(out, neighbour)
+            else:
+                comm.Recv(out, neighbour)
+                comm.Send(value, neighbour)
+
+        calls: dict[str, Callable[[], object]] = {
+            ALL_REDUCE: lambda: comm.Allreduce(value, out),
+            "broadcast": lambda: comm.Bcast(value),
+            "all_gather": lambda: comm.Allgather(value, out),
+            "reduce_scatter": lambda: comm.Reduce_scatter_block(value, out),
+            "all_to_all": lambda: comm.Alltoall(value, out),
+            "gather": lambda: comm.Gather(value, out if at_root else None),
+            "scatter": lambda: comm.Scatter(value if at_root else None, out),
+            "send_recv": send_recv,
+            "barrier": comm.Barrier,
+        }
+        return calls[operation]
 
     def close(self) -> None:
         self._mpi.Finalize()
-
-
-class Buffers:
-    """`Allreduce` from one buffer to another; of many, `Iallreduce` each and one `Waitall`."""
-
-    in_place = False
-
-    def __init__(self, mpi: Any, comm: Any, rank: int, case: Case) -> None:
-        self._mpi, self._comm, self._rank = mpi, comm, rank
-        self._inputs: list[Array] = [np.empty(case.count, np.float32) for _ in range(case.tensors)]
-        self._outputs: list[Array] = [np.empty(case.count, np.float32) for _ in range(case.tensors)]
-        self._pairs = list(zip(self._inputs, self._outputs, strict=True))
-
-    def fill(self, base: Array, factor: float) -> None:
-        for array in self._inputs:
-            fill(array, base, self._rank, factor)
-        for array in self._outputs:
-            array.fill(np.nan)
-
-    def call(self) -> None:
-        if len(self._pairs) == 1:
-            self._comm.Allreduce(*self._pairs[0])
-        else:
-            self._mpi.Request.Waitall([self._comm.Iallreduce(*pair) for pair in self._pairs])
-
-    def results(self) -> list[Array]:
-        return self._outputs
 
 
 def start() -> Mpi:

@@ -3,62 +3,36 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import collectived as cd
-from benchmarks.cases import Array, Case, fill
-from benchmarks.peers import ORDINARY
+from benchmarks.cases import ALL_REDUCE, Array, Case
+from benchmarks.peers import OWNED
+from benchmarks.trial import Arrays
 
 
-class Owned:
+class Owned(Arrays):
     """Inputs in the worker's memory; the result is a view that the ranks of the host share."""
 
-    in_place = False
-
     def __init__(self, peer: Ours, case: Case) -> None:
-        self._group, self._rank = peer.group, peer.rank
-        self._inputs = [peer.session.empty(case.count, np.float32) for _ in range(case.tensors)]
-        self._value = self._inputs[0] if case.tensors == 1 else self._inputs
+        super().__init__(case, peer.rank, peer.size, empty=peer.session.empty)
+        value = self.inputs[0] if case.tensors == 1 else self.inputs
         self._result: Any = None
+
+        def call() -> None:
+            self._result = peer.group.all_reduce("sum", value)
+
+        self.call = call
 
     def fill(self, base: Array, factor: float) -> None:
         self._result = None
-        for array in self._inputs:
-            fill(array, base, self._rank, factor)
-
-    def call(self) -> None:
-        self._result = self._group.all_reduce("sum", self._value)
+        super().fill(base, factor)
 
     def results(self) -> list[Array]:
         return self._result if isinstance(self._result, list) else [self._result]
-
-
-class Ordinary:
-    """Arrays of NumPy, in and out."""
-
-    in_place = False
-
-    def __init__(self, peer: Ours, case: Case) -> None:
-        self._group, self._rank = peer.group, peer.rank
-        self._inputs = [np.empty(case.count, np.float32) for _ in range(case.tensors)]
-        self._outputs = [np.empty(case.count, np.float32) for _ in range(case.tensors)]
-        single = case.tensors == 1
-        self._value: Any = self._inputs[0] if single else self._inputs
-        self._out: Any = self._outputs[0] if single else self._outputs
-
-    def fill(self, base: Array, factor: float) -> None:
-        for array in self._inputs:
-            fill(array, base, self._rank, factor)
-        for array in self._outputs:
-            array.fill(np.nan)
-
-    def call(self) -> None:
-        self._group.all_reduce("sum", self._value, out=self._out)
-
-    def results(self) -> list[Array]:
-        return self._outputs
 
 
 class Ours:
@@ -68,8 +42,40 @@ class Ours:
         self.rank, self.size = self.group.rank, self.group.size
         self.versions = {"collectived": cd.__version__, "numpy": np.__version__}
 
-    def trial(self, case: Case, variant: str) -> Owned | Ordinary:
-        return Ordinary(self, case) if variant == ORDINARY else Owned(self, case)
+    def trial(self, case: Case, variant: str) -> Arrays:
+        if variant == OWNED:
+            return Owned(self, case)
+        trial = Arrays(case, self.rank, self.size)
+        inputs, outputs = trial.inputs, trial.outputs
+        if case.tensors > 1:
+            trial.call = lambda: self.group.all_reduce("sum", inputs, out=outputs)
+        else:
+            trial.call = self._one(case.operation, inputs[0], outputs[0])
+        return trial
+
+    def _one(self, operation: str, value: Array, out: Array) -> Callable[[], object]:
+        group, neighbour = self.group, self.rank ^ 1
+
+        def send_recv() -> None:
+            if self.rank < neighbour:
+                group.send(value, neighbour)
+                group.recv(neighbour, out=out)
+            else:
+                group.recv(neighbour, out=out)
+                group.send(value, neighbour)
+
+        calls: dict[str, Callable[[], object]] = {
+            ALL_REDUCE: lambda: group.all_reduce("sum", value, out=out),
+            "broadcast": lambda: group.broadcast(value, out=value),
+            "all_gather": lambda: group.all_gather(value, out=out),
+            "reduce_scatter": lambda: group.reduce_scatter("sum", value, out=out),
+            "all_to_all": lambda: group.all_to_all(value, out=out),
+            "gather": lambda: group.gather(value, out=out),
+            "scatter": lambda: group.scatter(value, out=out),
+            "send_recv": send_recv,
+            "barrier": lambda: group.barrier(),
+        }
+        return calls[operation]
 
     def rejoin(self, calls: int) -> list[float]:
         """Seconds to join a group name again whose last generation all ranks have just left."""

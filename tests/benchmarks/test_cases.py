@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.cases import ALL, MANY, REFILL, base, factor_of, fill, parse, wrong
+from benchmarks.cases import (
+    ALL,
+    MANY,
+    OPERATIONS,
+    REFILL,
+    SIZES,
+    Array,
+    Case,
+    base,
+    expected,
+    factor_of,
+    fill,
+    parse,
+    wrong,
+)
 
 
 @pytest.mark.parametrize("text", ["4 B", "64 KiB", "16 MiB", "64 x 1 KiB", "12 B"])
@@ -23,41 +37,82 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parse(text)
 
 
+@pytest.mark.parametrize("text", ["reduce 4 B", "barrier 4 B", "broadcast 2 x 4 B", "broadcast"])
+def test_what_is_not_measured_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        parse(text)
+
+
 def test_sizes_are_those_of_the_goals() -> None:
-    assert [case.size for case in ALL] == [4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 64 << 10]
+    assert [case.size for case in SIZES] == [4, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 64 << 10]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_every_case_is_shown_as_it_is_parsed() -> None:
+    assert [parse(str(case)) for case in ALL] == list(ALL)
+    assert {case.operation for case in ALL} == set(OPERATIONS)
+
+
+def inputs(case: Case, ranks: int, factor: float) -> list[Array]:
+    arrays = [np.empty(case.counts(rank, ranks)[0], np.float32) for rank in range(ranks)]
+    for rank, array in enumerate(arrays):
+        fill(array, base(case, ranks), rank, factor)
+    return arrays
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("turn", range(6))
 def test_the_right_sum_has_nothing_wrong(ranks: int, turn: int) -> None:
-    case = parse("1 KiB")
-    buffers = np.empty((ranks, case.count), np.float32)
-    for rank, buffer in enumerate(buffers):
-        fill(buffer, base(case), rank, factor_of(turn))
-    assert wrong(buffers.sum(0), base(case), ranks, factor_of(turn)) == 0
+    case, factor = parse("1 KiB"), factor_of(turn)
+    total = np.sum(inputs(case, ranks, factor), axis=0)
+    for rank in range(ranks):
+        assert wrong(total, expected(case, base(case, ranks), rank, ranks, factor)) == 0
+
+
+@pytest.mark.parametrize("size", ["4 B", "64 B"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_expected_of_each_operation(ranks: int, size: str) -> None:
+    def of(operation: str) -> tuple[list[Array], list[Array]]:
+        case = parse(f"{operation} {size}")
+        numbers = base(case, ranks)
+        got = [expected(case, numbers, rank, ranks, 2.0) for rank in range(ranks)]
+        assert [array.size for array in got] == [case.counts(rank, ranks)[1] for rank in range(ranks)]
+        return inputs(case, ranks, 2.0), got
+
+    given, got = of("broadcast")
+    assert all(np.array_equal(one, given[0]) for one in got)
+    given, got = of("all_gather")
+    assert all(np.array_equal(one, np.concatenate(given)) for one in got)
+    given, got = of("gather")
+    assert np.array_equal(got[0], np.concatenate(given))
+    given, got = of("scatter")
+    assert np.array_equal(np.concatenate(got), given[0])
+    given, got = of("reduce_scatter")
+    assert np.array_equal(np.concatenate(got), np.sum(given, axis=0))
+    given, got = of("all_to_all")
+    pieces = [np.split(one, ranks) for one in given]
+    assert all(np.array_equal(one, np.concatenate([piece[rank] for piece in pieces])) for rank, one in enumerate(got))
+    given, got = of("send_recv")
+    assert all(np.array_equal(one, given[rank ^ 1]) for rank, one in enumerate(got))
 
 
 def test_every_wrong_number_is_counted() -> None:
     case = parse("1 KiB")
-    result = np.full(case.count, np.nan, np.float32)
-    assert wrong(result, base(case), 2, 1.0) == case.count
+    right = expected(case, base(case, 2), 0, 2, 1.0)
+    assert wrong(np.full(case.count, np.nan, np.float32), right) == case.count
+    assert wrong(right[:-1], right) == case.count - 1
 
 
 def test_the_sum_of_the_last_turn_is_wrong_in_the_next() -> None:
     case = parse("1 KiB")
+    numbers = base(case, 1)
     for turn in range(6):
-        buffer = np.empty(case.count, np.float32)
-        fill(buffer, base(case), 0, factor_of(turn))
-        assert wrong(buffer, base(case), 1, factor_of(turn + 1)) == case.count
+        last, right = (expected(case, numbers, 0, 1, factor_of(number)) for number in (turn, turn + 1))
+        assert wrong(last, right) == case.count
 
 
 def test_sums_in_place_stay_exact_until_they_are_filled_again() -> None:
     case, ranks, factor = parse("64 B"), 4, max(map(factor_of, range(9)))
-    total = np.zeros(case.count, np.float32)
-    for rank in range(ranks):
-        buffer = np.empty_like(total)
-        fill(buffer, base(case), rank, factor)
-        total += buffer
+    total = np.sum(inputs(case, ranks, factor), axis=0)
     for _ in range(REFILL - 1):
         total *= np.float32(ranks)
-    assert wrong(total, base(case), ranks, factor * float(ranks ** (REFILL - 1))) == 0
+    assert wrong(total, expected(case, base(case, ranks), 0, ranks, factor * float(ranks ** (REFILL - 1)))) == 0

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from benchmarks.cases import MANY, parse
-from benchmarks.contestants import FOLD, SOCKETS, Contestant, Launch, Ports
+from benchmarks.cases import BARRIER, MANY, MOVING, parse
+from benchmarks.contestants import FOLD, HOST, SOCKETS, Contestant, Launch, Ports
 from benchmarks.crew import free_ports
 from benchmarks.measure import run
+from benchmarks.peers import ORDINARY
+from benchmarks.record import REJOIN
 from benchmarks.schedule import Pace
 
 PACE = Pace(rounds=2, seconds=0.001, fewest=1, most=3)
@@ -35,6 +37,16 @@ def test_everybody_is_measured_at_every_size() -> None:
     }
     assert all(0 < seconds < 1 for seconds in result.seconds.values())
     assert len(said) == len(CASES)
+
+
+@pytest.mark.timeout(60)
+def test_ours_carries_out_every_operation_and_a_floor_sums_alone() -> None:
+    said: list[str] = []
+    cases = [parse(text) for text in (*(f"{name} 64 B" for name in MOVING), BARRIER)]
+    result = run((HOST, FOLD), (2,), cases, PACE, said.append)
+    assert (result.wrong, result.skipped) == ({}, {})
+    measured = {(cell.name, cell.variant, cell.case) for cell in result.seconds if cell.case != REJOIN}
+    assert measured == {(HOST.name, ORDINARY, str(case)) for case in cases}
 
 
 @pytest.mark.timeout(60)
