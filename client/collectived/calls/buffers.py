@@ -84,7 +84,7 @@ class StagingArea(Protocol):
         """The worker has read it; it may serve again."""
 
     def retire(self, staging: Any, arrays: Sequence[Array]) -> object:
-        """The worker may still be reading these: they do not serve again, unless what is returned is restored."""
+        """The worker may still be reading these: they serve again only if the result is given to `release_retired`."""
 
     def release_retired(self, retired: object) -> None:
         """The worker does not."""

@@ -87,7 +87,7 @@ class Call:
         self.instance = -1
         self.completed_packs: list[int] = []
         self.complete = False
-        self.retired: tuple[object, ...] = ()  # what was, until it is restored
+        self.retired: tuple[object, ...] = ()  # what was, until `release_retired`
         self.launched: messages.Launched | None = None
         self.verdict: Verdict | None = None
         self.source: int | None = None

@@ -1,4 +1,4 @@
-"""Wishes: what a join asks for."""
+"""What a client asks for when it joins, rejoins or splits a group."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class RpcThread:
             pass
 
     def fail(self, error: Exception) -> None:
-        """Has the thread that waits for an answer raise this, from another one; that one is to `end` it as always."""
+        """Has the thread that waits for an answer raise this, from another one; it is to `cancel` as always."""
         self._responses.put(error)
 
     def cancel(self) -> None:

@@ -128,7 +128,7 @@ class SessionSocket:
         """Memory of one of the worker's GPUs: number and size of the arena, and a descriptor.
 
         Raises:
-            UnavailableError, CollectiveError: as `ask`.
+            UnavailableError, CollectiveError: as `_request_arena`.
         """
         return self._request_arena(
             messages.encode_arena(messages.MessageType.DEVICE_REQUEST, index, size),
@@ -141,7 +141,7 @@ class SessionSocket:
         """Has the worker open memory of this process's own; what has become of it.
 
         Raises:
-            UnavailableError, CollectiveError: as `ask`.
+            UnavailableError, CollectiveError: as `_request_arena`.
         """
         self._send(lent.encode(), limit)
         while True:

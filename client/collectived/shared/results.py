@@ -32,7 +32,7 @@ class ResultArena:
     size: int
     view_bytes: int = 0  # bytes that views of ours keep
     views: dict[tuple[int, int], list[Array]] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)  # over `held`
+    lock: threading.Lock = field(default_factory=threading.Lock)  # over `view_bytes`
 
 
 class MappedResult:

@@ -43,10 +43,10 @@ def resolve_settings(
     file: ConfigFile | None,
     secret: str | None = None,
 ) -> SettingsT:
-    """The settings of a daemon. Arguments as of `told`.
+    """The settings of a daemon. Arguments as of `resolve_values`.
 
     Raises:
-        ConfigError: as `told`; or a key that is needed was given nowhere.
+        ConfigError: as `resolve_values`; or a key that is needed was given nowhere.
     """
     found = resolve_values(settings, flags, environment, file, secret)
     for key in found.missing:

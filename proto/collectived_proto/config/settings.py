@@ -1,4 +1,4 @@
-"""Keys: a settings class is a frozen dataclass whose fields are made by `key`, and that is their only declaration.
+"""Keys: a settings class is a frozen dataclass whose fields are made by `setting`, and that is their only declaration.
 
 A key `memory_limit` of the worker is `memory_limit` in the table `[worker]` of the file,
 `COLLECTIVED_WORKER_MEMORY_LIMIT` in the environment, and `--memory-limit` on the command line.

@@ -30,7 +30,7 @@ def count_segments(count: int) -> int:
 def all_reduce(members: Sequence[int], me: int, span: Span, segments: int = 0) -> Plan:
     """Every member ends with the fold of all contributions, each half made by the root of its tree.
 
-    `segments` per half; 0: as `segments_of` says.
+    `segments` per half; 0: as `count_segments` says.
     """
     if len(members) == 1:
         return ((FinishMove(span, Buffer.INPUT),),)

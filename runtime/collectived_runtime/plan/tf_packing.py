@@ -69,7 +69,7 @@ def split_elements(count: int, parts: int) -> tuple[Span, ...]:
 
 
 def count_pack_tasks(count: int, parts: int, shards: int) -> int:
-    """How many spans `cut` makes, each in at most so many shards of at least one element; without making them."""
+    """How many spans `split_elements` makes, each in at most so many shards of at least one element."""
     share = count // parts
     if not share:
         return min(shards, max(1, count))

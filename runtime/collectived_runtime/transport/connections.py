@@ -159,7 +159,7 @@ class ConnectionServer:
     def expect_link(self, key: LinkKey, arrived: Callable[[Link], None]) -> None:
         """Hands the link that a peer dials for `key` to `arrived`, at once if it is here already.
 
-        From here on all links of that generation may come before they are expected, and wait for it until `forget`.
+        From here on links of that generation may come before they are expected, and wait until `discard_generation`.
         """
 
         def enter() -> None:
@@ -432,7 +432,7 @@ class ConnectionServer:
         self._hand_over(connection, call, stream, "kept")
 
     def _dial(self, connection: socket.socket, call: DialRequest, found: tuple[str, int]) -> Handshake:
-        """Dials, proves, hands the link on; tries again after a pause until `give_up`."""
+        """Dials, proves, hands the link on; tries again after a pause, until the request has ended."""
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LINK_BUFFER_BYTES)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LINK_BUFFER_BYTES)

@@ -65,7 +65,7 @@ class Client:
 
 @dataclass(slots=True)
 class HeldRank:
-    """A rank that a session holds; `find_remote_rank` is where it submits over gRPC, None where it has a doorbell."""
+    """A rank that a session holds; `remote_rank` is where it submits over gRPC, None where it has a doorbell."""
 
     group_loop: GroupLoop
     rank: int

@@ -38,7 +38,7 @@ def announce(
         word: what is announced; None where it is still to be heard.
         known: whether `frame.chain` is already what it must be.
         heard: called with the word and the chain that came with it.
-        judge: as in `execute`.
+        judge: see `OnUnexpectedFrame`.
 
     Raises:
         LinkBroken: a peer is gone, or announces more than anybody can mean.

@@ -94,7 +94,7 @@ class Instance:
     reference: PreparedCollective | None = (
         None  # of the first rank that has a value of its own; until then of the first
     )
-    collective: Collective = _UNKNOWN_COLLECTIVE  # as the model describes it, or as it was announced
+    collective: Collective = _UNKNOWN_COLLECTIVE  # as `reference` describes it, or as it was announced
     contract: bytes = b""
     rows: tuple[tuple[int, ...], ...] = ()  # of all ranks, where lengths differ and have been exchanged
 

@@ -197,7 +197,7 @@ class RemoteRankSession:
             self.sequencer.current_generation = verdict.successor
 
     def get_arena(self, number: int) -> memoryview:
-        """The results of this rank lie in there; raises as `check` does."""
+        """The results of this rank lie in there; raises as `check_open` does."""
         self.check_open()
         return self._arenas[number]
 
