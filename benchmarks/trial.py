@@ -55,6 +55,16 @@ class Arrays:
         return self.outputs
 
 
+def make_exchange(rank: int, send: Callable[[], object], receive: Callable[[], object]) -> Callable[[], None]:
+    """What a rank does in `send_recv` with the rank beside it: the even one sends first."""
+
+    def exchange() -> None:
+        for step in (receive, send) if rank % 2 else (send, receive):
+            step()
+
+    return exchange
+
+
 class Peer(Protocol):
     """One rank of a library's group."""
 

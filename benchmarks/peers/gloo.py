@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.cases import ALL_REDUCE, Case
-from benchmarks.trial import Arrays
+from benchmarks.trial import Arrays, make_exchange
 
 
 class Gloo:
@@ -34,14 +34,6 @@ class Gloo:
         gathered = list(out.chunk(self.size)) if operation == "gather" and is_root else None
         pieces = list(value.chunk(self.size)) if operation == "scatter" and is_root else None
 
-        def send_recv() -> None:
-            if self.rank < neighbour:
-                dist.send(value, neighbour)
-                dist.recv(out, neighbour)
-            else:
-                dist.recv(out, neighbour)
-                dist.send(value, neighbour)
-
         calls: dict[str, Callable[[], object]] = {
             ALL_REDUCE: lambda: dist.all_reduce(value),
             "broadcast": lambda: dist.broadcast(value, 0),
@@ -50,7 +42,9 @@ class Gloo:
             "all_to_all": lambda: dist.all_to_all_single(out, value),
             "gather": lambda: dist.gather(value, gathered),
             "scatter": lambda: dist.scatter(out, pieces),
-            "send_recv": send_recv,
+            "send_recv": make_exchange(
+                self.rank, lambda: dist.send(value, neighbour), lambda: dist.recv(out, neighbour)
+            ),
             "barrier": lambda: dist.barrier(),
         }
         return calls[operation]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.cases import ALL_REDUCE, Array, Case
-from benchmarks.trial import Arrays
+from benchmarks.trial import Arrays, make_exchange
 
 
 class Mpi:
@@ -35,14 +35,6 @@ class Mpi:
         comm, neighbour = self._comm, self.rank ^ 1
         at_root = self.rank == 0
 
-        def send_recv() -> None:
-            if self.rank < neighbour:
-                comm.Send(value, neighbour)
-                comm.Recv(out, neighbour)
-            else:
-                comm.Recv(out, neighbour)
-                comm.Send(value, neighbour)
-
         calls: dict[str, Callable[[], object]] = {
             ALL_REDUCE: lambda: comm.Allreduce(value, out),
             "broadcast": lambda: comm.Bcast(value),
@@ -51,7 +43,9 @@ class Mpi:
             "all_to_all": lambda: comm.Alltoall(value, out),
             "gather": lambda: comm.Gather(value, out if at_root else None),
             "scatter": lambda: comm.Scatter(value if at_root else None, out),
-            "send_recv": send_recv,
+            "send_recv": make_exchange(
+                self.rank, lambda: comm.Send(value, neighbour), lambda: comm.Recv(out, neighbour)
+            ),
             "barrier": comm.Barrier,
         }
         return calls[operation]

@@ -11,7 +11,7 @@ import numpy as np
 import collectived as cd
 from benchmarks.cases import ALL_REDUCE, Array, Case
 from benchmarks.peers import OWNED
-from benchmarks.trial import Arrays
+from benchmarks.trial import Arrays, make_exchange
 
 
 class Owned(Arrays):
@@ -56,14 +56,6 @@ class Ours:
     def _one(self, operation: str, value: Array, out: Array) -> Callable[[], object]:
         group, neighbour = self.group, self.rank ^ 1
 
-        def send_recv() -> None:
-            if self.rank < neighbour:
-                group.send(value, neighbour)
-                group.recv(neighbour, out=out)
-            else:
-                group.recv(neighbour, out=out)
-                group.send(value, neighbour)
-
         calls: dict[str, Callable[[], object]] = {
             ALL_REDUCE: lambda: group.all_reduce("sum", value, out=out),
             "broadcast": lambda: group.broadcast(value, out=value),
@@ -72,7 +64,9 @@ class Ours:
             "all_to_all": lambda: group.all_to_all(value, out=out),
             "gather": lambda: group.gather(value, out=out),
             "scatter": lambda: group.scatter(value, out=out),
-            "send_recv": send_recv,
+            "send_recv": make_exchange(
+                self.rank, lambda: group.send(value, neighbour), lambda: group.recv(neighbour, out=out)
+            ),
             "barrier": lambda: group.barrier(),
         }
         return calls[operation]

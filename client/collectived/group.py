@@ -286,8 +286,8 @@ class Group(Collectives):
         if self._unusable_reason:
             raise FailedPreconditionError(self._unusable_reason)
         frame = call_site.find_caller(2)
-        has_few = is_host_array(value) or value is ANY_VALUE or value is None
-        is_plain = has_few and not (async_op or options or hints or special)
+        is_single = is_host_array(value) or value is ANY_VALUE or value is None
+        is_plain = is_single and not (async_op or options or hints or special)
         if is_plain and frame is not None:
             result = self._channel.repeat(operation, value, out, frame)
             if result is not NOT_REPEATED:

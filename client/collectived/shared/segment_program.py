@@ -99,8 +99,7 @@ class SegmentProgram:
         Raises:
             ValueError: that is nothing that an honest rank tells.
         """
-        known = self._variants.get(blobs)
-        if known is not None:
+        if (known := self.find_known(blobs)) is not None:
             return known
         collective, layout = self._prepared.collective, self._prepared.layout
         rows: Sequence[Sequence[int]] = ()

@@ -87,13 +87,9 @@ class Repeat:
         if into is None or not into.flags.c_contiguous:
             return None, None, first, job
         job.describe(known.plan, (), (into,))
-        state = job.wait(_RUN_NANOSECONDS)
-        return (
-            (into if into.ndim or out is not None else into[()]),
-            into,
-            known,
-            None if state == core.COMPLETE else job,
-        )
+        is_complete = job.wait(_RUN_NANOSECONDS) == core.COMPLETE
+        result = into if into.ndim or out is not None else into[()]
+        return result, into, known, None if is_complete else job
 
     def _run_letter(
         self, program: LetterProgram, value: Any, out: Any
@@ -119,7 +115,8 @@ class Repeat:
 
     def make_call(self, value: Any, out: Any, result: Array | None, form: Form) -> SegmentCall:
         """Return a call of what did not complete at once."""
-        arrays, spec = ([value], nest.LEAF) if isinstance(value, np.ndarray) else ([], _SPECS[value is None])
+        arrays: list[Array] = [value] if isinstance(value, np.ndarray) else []
+        spec = nest.LEAF if arrays else nest.NONE if value is None else nest.ANY
         call = (LetterCall if self.prepared.is_p2p else SegmentCall)(self.prepared, arrays, spec)
         if out is not None and result is not None:
             call.out = Targets(out, nest.LEAF, [out], [result])
@@ -130,9 +127,6 @@ class Repeat:
             call.set_deadline(monotonic() + call.timeout - RUN_SECONDS)
         call.adopt_buffers(form, [] if result is None else [result])
         return call
-
-
-_SPECS = {True: nest.NONE, False: nest.ANY}  # of a call without arrays, by whether its value is None
 
 
 class Repeats:

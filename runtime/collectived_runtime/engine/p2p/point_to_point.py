@@ -54,8 +54,8 @@ from collectived_runtime.transport.link import BytesLike, Link, LinkBroken, Link
 
 CHANNEL = CHANNELS  # the one after those of tasks
 _WORKER = -1  # holds the slots of letters that nobody has asked for yet
-_MAX_DESCRIPTIONS = 1024  # of sends, kept
-_SHORT_BYTES = 4096  # of descriptions that are kept as they were read
+_SHORT_BYTES = 4096  # of a description; longer ones are not kept, for a client chooses their length
+_MAX_DESCRIPTIONS = 64  # that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,13 +252,16 @@ class PointToPoint:
         self._reporter.report_if_departed(post.rank, post.peer, post.description)
 
     def _describe(self, prepared: PreparedCollective) -> bytes:
-        """What precedes the bytes of a send, made once of those that are alike."""
+        """What precedes the bytes of a send; short ones are kept, for most sends are like the ones before."""
         known = self._descriptions.get(id(prepared))
-        if known is None:
+        if known is not None:
+            return known[1]
+        description = negotiation.encode_announcement(prepared.collective)
+        if len(description) <= _SHORT_BYTES:
             if len(self._descriptions) >= _MAX_DESCRIPTIONS:
                 self._descriptions.clear()
-            known = self._descriptions[id(prepared)] = prepared, negotiation.encode_announcement(prepared.collective)
-        return known[1]
+            self._descriptions[id(prepared)] = prepared, description
+        return description
 
     def _copy_locally(
         self,
@@ -403,4 +406,4 @@ def _read(description: bytes) -> tuple[letters.MessageLayout, int]:
     return layout, sum(leaf.nbytes for leaf in collective.leaves)
 
 
-_read_short = lru_cache(maxsize=64)(_read)  # most messages are like the ones before
+_read_short = lru_cache(maxsize=_MAX_DESCRIPTIONS)(_read)  # most messages are like the ones before
