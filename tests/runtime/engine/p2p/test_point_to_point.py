@@ -102,6 +102,23 @@ def test_letters_of_every_size_arrive_whole(world: Any, monkeypatch: pytest.Monk
     assert np.array_equal(here.ranks[1].outlined(here.ranks[1].done())[0].ravel(), numbers(count))
 
 
+def test_few_and_only_short_descriptions_of_sends_are_kept(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = world(1, 1)
+    kept = here.group_loops[0]._generation.point_to_point._descriptions
+
+    def send(count: int) -> None:
+        here.ranks[0].post(Send(1), numbers(count))
+        here.ranks[0].done()
+
+    for count in range(1, 2 * point_to_point._MAX_DESCRIPTIONS):
+        send(count)
+        assert 0 < len(kept) <= point_to_point._MAX_DESCRIPTIONS
+    kept.clear()
+    monkeypatch.setattr(point_to_point, "_SHORT_BYTES", 1)
+    send(1000)
+    assert not kept
+
+
 @spread
 def test_a_rank_may_send_to_itself(world: Any, hosts: Any) -> None:
     here = world(*hosts)
