@@ -15,6 +15,7 @@ from typing import Any
 
 from collectived.values.nest import LEAF, NONE, Node, Spec
 from collectived.values.sparse import SLICES
+from collectived_proto.syntax import parse_expression
 
 _MAX_DEPTH = 100  # containers in containers; a limit, for each costs stack
 _TOKEN = re.compile(
@@ -102,7 +103,7 @@ class _Reader:
         kind, token = self._next_token()
         if kind == "literal":
             try:
-                return ast.literal_eval(token)
+                return ast.literal_eval(parse_expression(token))
             except (ValueError, SyntaxError):  # an escape that is none
                 raise self._error(f"the key {token}") from None
         if token == "(" and depth < _MAX_DEPTH:

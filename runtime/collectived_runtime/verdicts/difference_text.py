@@ -10,6 +10,7 @@ import ast
 import re
 from dataclasses import dataclass
 
+from collectived_proto.syntax import parse_expression
 from collectived_proto.types import Collective
 
 # Strings are kept as they are, so that a * inside a key stays what it is.
@@ -92,7 +93,7 @@ def _parse(structure: str) -> ast.expr | None:
         return None
     text = _STRING_OR_LEAF.sub(lambda match: "..." if match[0] == "*" else match[0], structure)
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        return parse_expression(text.strip()).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None  # comes from a client: whatever it is, the leaves can still be compared
 
