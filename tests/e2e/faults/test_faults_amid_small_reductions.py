@@ -180,10 +180,11 @@ def test_ranks_of_the_other_workers_agree_when_a_worker_is_killed(make_cluster: 
 
 
 def test_ranks_of_a_stopped_worker_end_in_time(make_cluster: Any, delays: Any) -> None:
-    cluster, timeout = make_cluster(2), 0.5
+    cluster, timeout, together = make_cluster(2), 0.5, threading.Barrier(4)
 
     def body(group: cd.Group) -> float:
         group.barrier()
+        together.wait(20)  # ranks of worker 1 may be in the group's barrier yet, which they leave by their worker
         if group.rank == 0:
             cluster.workers[1].process.send_signal(signal.SIGSTOP)
         time.sleep(0.1)
