@@ -207,7 +207,7 @@ def attach(
     doorbell: int = -1,
     clock_offset_ns: int = 0,
 ) -> core.Engine:
-    """Take a seat in a segment. Its descriptor may be closed afterwards; `knock` and `doorbell` only after `detach`.
+    """Take a seat in a segment. Its descriptor and `knock` may be closed afterwards; `doorbell` only after `detach`.
 
     Args:
         waiting: how this rank waits; None: as the environment and the cores say.

@@ -397,3 +397,27 @@ def test_a_limit_beyond_every_instance_limits_nothing() -> None:
         watcher.limit(0, 16, 0)
     watcher.close()
     os.close(descriptor)
+
+
+def test_a_rank_that_closes_its_knock_leaves_the_worker_audible_to_others_of_its_process() -> None:
+    """The number of its descriptor may belong to anything soon; nothing is written there."""
+    knock = os.eventfd(0, os.EFD_NONBLOCK)
+    knocks = [os.dup(knock) for _ in range(2)]
+    geometry = replace(make_geometry(3), operated=1)
+    descriptor = segment.create(geometry)
+    worker = segment.attach(descriptor, geometry, 2, knock=knock, waiting=segment.OPERATED)
+    engines = [segment.attach(descriptor, geometry, rank, knock=knocks[rank]) for rank in range(2)]
+    engines[1].detach()
+    near, far = socket.socketpair()
+    for number in knocks:
+        os.dup2(near.fileno(), number)
+
+    engines[0].abort(core.ABORTED, 0)
+    assert os.eventfd_read(knock) >= 1
+    assert not select.select([far], [], [], 0)[0]
+    engines[0].detach()
+    worker.detach()
+    for number in (knock, descriptor, *knocks):
+        os.close(number)
+    near.close()
+    far.close()

@@ -1,5 +1,7 @@
 /* engine_binding.c: the rank's side: plans, jobs and the engine of a seat. */
+#define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -384,12 +386,16 @@ static PyObject *attach(PyObject *module, PyObject *const *args, Py_ssize_t coun
     if (n[2] < 0 || n[2] >= MAX_SEATS) return PyErr_Format(PyExc_ValueError, "no such seat: %lld", n[2]);
     struct segment *segment = segment_map((int)n[0], geometry, (size_t)length, (int)n[2]);
     if (!segment) return raise_segment_error();
+    /* The mapping keeps a descriptor of its own: the caller's may be closed, and its number be given to something else. */
+    if (n[6] >= 0 && segment->knock < 0 && (segment->knock = fcntl((int)n[6], F_DUPFD_CLOEXEC, 0)) < 0) {
+        raise_segment_error();
+        return segment_unmap(segment), NULL;
+    }
     struct engine *engine = engine_open(segment, (int)n[2]);
     Engine *e = engine ? (Engine *)PyType_GenericAlloc(engine_type, 0) : (Engine *)PyErr_NoMemory();
     if (!e) return free(engine), segment_unmap(segment), NULL;
     engine->spin = engine->budget = (u64)n[3], engine->yields = (int)n[4], engine->hops = n[5] != 0;
-    engine->knock = (int)n[6], engine->doorbell = (int)n[7], engine->clock_offset = n[8];
-    if (engine->knock >= 0) segment->knock = engine->knock;
+    engine->knock = n[6] < 0 ? -1 : segment->knock, engine->doorbell = (int)n[7], engine->clock_offset = n[8];
     engine_operate(engine, n[9] != 0);
     e->segment = segment, e->engine = engine, e->epoch = segment->epoch;
     return (PyObject *)e;

@@ -185,7 +185,7 @@ struct segment {
     struct geometry geometry;
     u64 geometry_digest;
     u64 device, inode, serial; /* the serial tells it from every other mapping that this process ever had */
-    int users, knock; /* knock: the worker's eventfd, -1: none */
+    int users, knock; /* knock: a descriptor of the worker's eventfd, closed with the mapping; -1: none */
     u64 epoch; /* of the process: see `segment_is_ours` */
     char *base;
     u64 bytes, front, seat_bytes, part, results, letters, receipts, totals, history, slots, mail;

@@ -170,6 +170,9 @@ void segment_unmap(struct segment *s) {
     struct segment **link = &segments;
     while (*link && *link != s) link = &(*link)->next;
     if (*link) *link = s->next;
-    if (segment_is_ours(s->epoch)) munmap(s->base, s->bytes); /* in a child something else may lie there by now */
+    if (segment_is_ours(s->epoch)) { /* in a child something else may lie there by now */
+        munmap(s->base, s->bytes);
+        if (s->knock >= 0) close(s->knock);
+    }
     free(s);
 }
