@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import keyword
 import re
+import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.house.test_rules import ROOT, WRITTEN
 
-ROOT = Path(__file__).parents[2]
 SOURCES = {
     "proto": ROOT / "proto/collectived_proto",
     "client": ROOT / "client/collectived",
@@ -20,13 +23,16 @@ SOURCES = {
 }
 # The native core has C files too, a build of its own, and a protocol, which README.md describes.
 NATIVE = {path.stem for path in (ROOT / "native").rglob("*.*")} | {"protocol"}
-WRITTEN = [path for source in SOURCES.values() for path in source.rglob("*.py") if "_pb2" not in path.name]
 # Private to programs that never meet, or the same thing in client and runtime.
 MAY_REPEAT = {"Client", "Cuda", "Daemon", "Frame", "Generation", "Row", "Screen", "Session", "Submission"}
 # A seat is a place in a segment now.
 # `lanes/...` are names of algorithms; DLPack has lanes of its own; on the wire and in metrics a group loop is a lane.
 GONE = re.compile(r"\b(bells?|crew|hurts|ledger|porter|strands?|workshop|errands?|telling|lingering)\b")
 MESSAGES = {"message", "why", "details", "verify_message", "stderr"}
+# Names of other libraries, and of the environment, that comments and docstrings quote though no code of ours has them.
+FOREIGN = {"_DistributedBackendOptions", "asyncOp", "backward", "destroy_process_group", "float32", "set_exception"}
+FOREIGN |= {"COLLECTIVED_WORKER_MEMORY_LIMIT", "SO_PEERCRED", "srun"}
+LIBRARIES = {"cupy", "grpc", "os", "torch"}
 READS = {"startswith", "endswith", "removeprefix", "removesuffix", "find", "index", "partition", "rpartition", "split"}
 # Where others give nothing but a text: each in a function of its own, which says why.
 FOREIGN_TEXTS = {
@@ -151,3 +157,47 @@ def test_files_that_docstrings_and_pages_name_exist() -> None:
         for file in re.findall(r"`([\w./-]+\.py)`", text)
         if not any(one.endswith(f"/{file}") for one in files)
     }
+
+
+def _split(path: Path) -> tuple[set[str], list[str]]:
+    """The words of a module's code, and the names that its comments and docstrings quote."""
+    words, quoted = set[str](), list[str]()
+    with tokenize.open(path) as file:
+        last = tokenize.NEWLINE
+        for token in tokenize.generate_tokens(file.readline):
+            begins = last in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+            if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and begins):
+                quoted += re.findall(r"(?<!`)`([A-Za-z_][\w.]*)(?:\(\))?`(?!`)", token.string)
+            else:
+                words.update(re.findall(r"[A-Za-z_]\w*", token.string))
+            last = last if token.type in (tokenize.COMMENT, tokenize.NL) else token.type
+    return words, quoted
+
+
+def _definitions(path: Path) -> Iterator[str]:
+    """The names of a module, its folder, its classes and functions, and what is assigned in these classes and in it."""
+    yield from (path.stem, path.parent.name)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.name
+        if isinstance(node, (ast.Module, ast.ClassDef)):
+            parts = [
+                name for one in node.body if isinstance(one, (ast.Assign, ast.AnnAssign)) for name in ast.walk(one)
+            ]
+            yield from (name.id for name in parts if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store))
+
+
+def test_names_that_comments_and_docstrings_quote_exist() -> None:
+    """Each is a word of that module's code, or defined in the product; one with dots may begin with a library."""
+    others = [path.read_text() for kind in ("[ch]", "proto") for path in ROOT.glob(f"*/**/*.{kind}")]
+    defined = {*FOREIGN, *dir(builtins), *keyword.kwlist, *(name for path in WRITTEN for name in _definitions(path))}
+    defined.update(re.findall(r"\w+", re.sub(r"//.*|/\*[^*]*\*/", "", "\n".join(others))))
+    unknown = set()
+    for path in WRITTEN:
+        words, quoted = _split(path)
+        known = defined | words
+        for one in quoted:
+            first, *rest = one.split(".")
+            if {first, *rest} - known and (not rest or first in defined - LIBRARIES):
+                unknown.add(f"{path.relative_to(ROOT)}: {one}")
+    assert not unknown

@@ -5,7 +5,7 @@ one brings four things, of which `buffers` has the last three:
 
 - a `RankChannel`: takes calls to the worker and tells them what has become of them, and to the rank state what its
 rank has heard;
-- a `Describe`: gives a collective that is new to this rank a number and a layout;
+- a `Describe`, a function: gives a collective that is new to this rank a number and a layout;
 - a `StagingArea`: holds the arrays of a call from its submission until the worker has them;
 - `ResultBuffer`s: results, laid out as `Layout` says, or, for a `DescribedCall`, behind a result header.
 

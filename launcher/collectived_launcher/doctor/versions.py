@@ -45,7 +45,7 @@ def _satisfies_clause(version: str, relation: str, wanted: str) -> bool:
 
 
 def parse_requirement(text: str) -> tuple[str, str] | None:
-    """`grpcio>=1.74` as (`grpcio`, `>=1.74`); None for what only an extra asks for."""
+    """`grpcio>=1.74` as ("grpcio", ">=1.74"); None for what only an extra asks for."""
     said, _, condition = text.partition(";")
     if "extra" in condition:
         return None

@@ -1,6 +1,6 @@
 """The seam behind which processes are started: a *host* starts programs, tells what they say, and ends them.
 
-Promises of every implementation (`local`, `remote`; shown by tests/launcher/hosts/test_host.py):
+Promises of every implementation (`local`, `remote_host`; shown by tests/launcher/hosts/test_host.py):
 
 - A process leads a group of its own; a signal goes to the whole group, and when its leader ends, so does the rest.
 - Every line that it wrote is heard before its end; its end is told exactly once.

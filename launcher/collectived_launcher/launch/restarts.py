@@ -1,8 +1,8 @@
 """When a daemon that ended by itself is started again: after a pause that doubles, and only so often.
 
-    serving ── it ended ──► waiting until `due` ── the pause is over ──► starting ── it serves ──► serving
-                               ▲                                            │
-                               └── it ended, or was killed at `ready_deadline` ───┘
+    serving ── it ended ──► waiting ── it is `restart_at` ──► starting ── it serves ──► serving
+                               ▲                                 │
+                               └── it ended, or was killed at `ready_deadline`
 
 No clock, no process in here: times are seconds of the launcher's monotonic clock.
 """

@@ -42,7 +42,7 @@ def status_after_failure(known: LatestStatus, trouble: str, now: float) -> Lates
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A picture of `width` x `height` characters at `now`, a time of the clock of `latest`; made by `frame`."""
+    """A picture of `width` x `height` characters at `now`, a time of the clock of `latest`; made by `make_frame`."""
 
     latest: LatestStatus
     state: TopState

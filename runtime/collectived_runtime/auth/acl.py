@@ -1,4 +1,4 @@
-"""Which groups and devices a caller may have: rules of the configuration, judged. Pure but for `resolved`.
+"""Which groups and devices a caller may have: rules of the configuration, judged. Pure but for `resolve_rules`.
 
 Rules restrict guests. The daemon's own user, root, and whoever shows the job's secret may have everything: they could
 take it anyway.

@@ -95,7 +95,7 @@ class Certificates:
         return serving
 
     def get_link_contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """With what links are accepted and with what they are dialled now; only where this daemon is `mutual`."""
+        """With what links are accepted and with what they are dialled now; only where this daemon is `is_mutual`."""
         now = self.load_current()
         assert now.link_server and now.link_client, "this daemon does not ask others for certificates"
         return now.link_server, now.link_client
@@ -145,7 +145,7 @@ def _load_contexts(files: TlsFiles) -> tuple[object, TlsContexts]:
     """What they hold, and the moment of it.
 
     Raises:
-        TlsFileError: as `load`.
+        TlsFileError: as `load_material`.
     """
     for _ in range(_TRIES):
         before = files.fingerprint()

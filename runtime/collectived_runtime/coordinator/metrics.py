@@ -30,7 +30,7 @@ from collectived_runtime.metrics.page import (
 
 
 class CoordinatorMetrics:
-    """A `metrics.page.Source`.
+    """A `MetricsSource`.
 
     `census` takes one of now, with pauses; `refused` are callers, as `TokenAuthenticator` counts them.
     """

@@ -97,7 +97,7 @@ def _close_imported(cuda: Cuda, device: int, address: int) -> None:
 
 
 class DeviceArena:
-    """Memory of a GPU that a client maps too, or has lent; see `local.arena.Arena` for that of the host.
+    """Memory of a GPU that a client maps too, or has lent; see `ipc.arena.Arena` for that of the host.
 
     Attributes:
         descriptor: by which the client maps it; -1: it is `is_imported`, the client's own.
@@ -288,7 +288,7 @@ class Gpu:
         begun: Callable[[], object] = lambda: None,
         check: Callable[[], object] | None = None,
     ) -> Launch:
-        """See `LaunchThread.handle_submit`."""
+        """See `LaunchThread.submit`."""
         return self._launch_thread.submit(work, over, waits, begun, check)
 
     def enforce_timeout(self, launch: Launch) -> None:

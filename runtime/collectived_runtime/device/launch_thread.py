@@ -63,7 +63,7 @@ class Launch:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, or has failed, when it may still be under way until it has `ended`."""
+        """Whether it has ended, or has failed, when it may still be under way until it has `has_ended`."""
         return self._ended.is_set() or self.error is not None
 
     @property

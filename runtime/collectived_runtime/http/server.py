@@ -1,4 +1,4 @@
-"""HTTP/1.1 in the daemon's event loop: h11 reads and writes it, `entrance` and the routes decide. One request per
+"""HTTP/1.1 in the daemon's event loop: h11 reads and writes it, `policy` and the routes decide. One request per
 connection.
 
 Nobody can hold anything for long: there are few connections, each phase of one has its time, headers have a limit, no

@@ -1,8 +1,8 @@
 """AUTO: which algorithm carries how many bytes, as one table per generation.
 
 The table is made once, by the coordinator, from the *topology*, and handed to all, so that all choose alike whatever
-they measure themselves. A *row* holds up to a number of bytes. `times` says how long each algorithm takes, with one
-vector per host crossing the network.
+they measure themselves. A *row* holds up to a number of bytes. `closed_form` says how long each algorithm takes, with
+one vector per host crossing the network.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def all_reduce(name: str, hosts: Hosts, me: int, span: Span, cpus: Sequence[int]
     """The plan of `me` by the algorithm of that name.
 
     Args:
-        name: one of `FLAT` or `collectived_proto.all_reduce_spec.ALGORITHMS`.
+        name: one of `FLAT_ALGORITHMS` or of `collectived_proto.all_reduce_spec.ALGORITHMS`.
         hosts: who contributes, host by host.
         me: one of them, or one of `cpus`.
         span: what is reduced.

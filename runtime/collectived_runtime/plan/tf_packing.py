@@ -1,4 +1,4 @@
-"""Batches: how `num_packs` and `agg_small_grads` put tensors together before an all-reduce.
+"""Batches: how `num_packs`, or a limit of small gradients, puts tensors together before an all-reduce.
 
 A *batch* is a vector of leaves of one type, one behind the other; its *cuts* are the spans that travel, each as one
 collective. With `num_packs` all leaves of a type are one batch with that many cuts, right through leaves; otherwise a

@@ -74,7 +74,7 @@ class AcceptListener(Generic[Pending]):
         """Who comes in, and from which address ('' on a Unix socket); None where nobody does.
 
         Args:
-            turn_away: closes the connection of the oldest, where there are too many, and takes it out of `guests`.
+            turn_away: closes the connection of the oldest, where there are too many, and takes it out of `pending`.
         """
         house = self.limits
         try:

@@ -1,7 +1,7 @@
 """Membership: this worker's stream to the coordinator, kept up as long as the worker lives.
 
 When the coordinator cannot be reached, running groups go on, what is to be said waits, and the stream is made again
-with growing pauses. Everything runs in the worker's event loop, except `say`.
+with growing pauses. Everything runs in the worker's event loop, except `send`.
 
 A worker that was given no number asks its coordinator for one, before it is anybody.
 

@@ -112,7 +112,7 @@ def _measure(link: Link, until: float) -> LinkMeasurement:
 
 
 def measure(stream: Stream, until: float) -> LinkMeasurement:
-    """Ask a peer that runs `serve` at the other end.
+    """Ask a peer that runs `serve_requests` at the other end.
 
     Raises:
         LinkBroken: the peer has gone.

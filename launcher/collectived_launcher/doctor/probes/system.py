@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from collectived_launcher.doctor.facts import Clock, Folder, Kernel, LimitFacts, MemoryFacts
-from collectived_proto.ipc import arena
+from collectived_proto.ipc import arena, job_files
 
 _SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
 _TIME_ERROR = 5  # of adjtimex: nobody keeps this clock
@@ -136,9 +136,8 @@ def probe_clock() -> Clock:
 
 
 def probe_folder() -> Folder:
-    """Where `jobs.runtime_folder` would look; not made here."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    path = Path(base) / "collectived" if base and os.path.isdir(base) else Path(f"/tmp/collectived-{os.getuid()}")
+    """Where `job_files` would look; not made here."""
+    path = job_files.runtime_path()
     # A job's name is `<user>-<pid>-<6 digits>`, the longest socket in its folder `coordinator.sock`.
     longest = f"{path}/{os.environ.get('USER', 'somebody')}-4194304-abcdef/coordinator.sock"
     parent = os.access(path.parent, os.W_OK | os.X_OK)

@@ -135,7 +135,7 @@ class Communicators:
     def create(
         self, size: int, unique_id: bytes, ranks: Sequence[DeviceRank], over: Callable[[], object]
     ) -> PendingCommunicators:
-        """Begin to make communicators of `size` ranks for the local ones; calls of `make` take effect in order."""
+        """Begin to make communicators of `size` ranks for the local ones; calls take effect in order."""
 
         pending_calls = []
         for rank in ranks:

@@ -46,7 +46,7 @@ class NetworkCounts:
 
 
 class WorkerMetrics:
-    """The metrics of a worker, a `metrics.page.Source`.
+    """The metrics of a worker, a `MetricsSource`.
 
     Args:
         task: of this worker.
@@ -160,7 +160,7 @@ class WorkerMetrics:
 
 
 def outcome_label(code: int) -> str:
-    """A code as a label: `deadline_exceeded`; one that is not known to this release is `unknown`."""
+    """A code as a label: "deadline_exceeded"; one that is not known to this release is `unknown`."""
     try:
         return Code(code).name.lower()
     except ValueError:

@@ -31,7 +31,7 @@ class Uploads:
     """Of one rank. `resolve_memory` is called by its group loop, everything else in the event loop.
 
     Args:
-        kept: called when something is kept for later, for `tidy` to be called after a while.
+        kept: called when something is kept for later, for `release_idle` to be called after a while.
     """
 
     def __init__(self, budget: MemoryBudget, kept: Callable[[], None] = lambda: None) -> None:
@@ -41,7 +41,7 @@ class Uploads:
         self._used: dict[int, Memory] = {}
         self._spare: list[Memory] = []  # whoever is short of memory takes it away, in any thread
         self._spare_lock = threading.Lock()
-        self._busy = False  # something has been taken since `tidy` was called last
+        self._busy = False  # something has been taken since `release_idle` was called last
         budget.register_shrinker(self._drop_spares)
 
     def acquire(self, nbytes: int) -> tuple[int, Memory]:
