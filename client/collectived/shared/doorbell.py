@@ -209,12 +209,20 @@ class Doorbell(RankChannel):
         return max(self._last_received, self._last_pinged) + PING_INTERVAL
 
     def _ping(self) -> None:
+        """Ask a worker that has been silent whether it lives; the second time in vain it is lost."""
+        if self._last_pinged > self._last_received:
+            self._on_silence(f"it has not answered for {PING_INTERVAL:g} s when asked whether it lives")
+            return
         with self.mutex:
-            if self._last_pinged > self._last_received:
-                self._mark_lost(f"it has not answered for {PING_INTERVAL:g} s when asked whether it lives")
-            elif self._send_ping() is None:
-                self._mark_lost("it takes no more messages")
+            sent = self._send_ping() is not None
             self._last_pinged = monotonic()
+        if not sent:
+            self._on_silence("it takes no more messages")
+
+    def _on_silence(self, why: str) -> None:
+        """Give up a worker that may live: it is lost for this rank."""
+        with self.mutex:
+            self._mark_lost(why)
         self.callbacks.dispatch()
 
     def _read(self) -> None:

@@ -103,7 +103,7 @@ class SegmentChannel(Doorbell):
         if self.rank_state.verdict is not None:
             call.end(self.rank_state.verdict)
             return True
-        engine = self._require_engine()
+        engine = self._require_engine(deadline)
         if isinstance(call, LetterCall):
             return self._post(call, engine, deadline)
         if lacks_axis(call.prepared.collective):
@@ -120,9 +120,12 @@ class SegmentChannel(Doorbell):
         self._start(call, engine, program, inputs, outputs, nanoseconds)
         return True
 
-    def _require_engine(self) -> core.Engine:
+    def _require_engine(self, deadline: Deadline | None) -> core.Engine:
         """Return this rank's engine in the current generation, which may have begun just now, or raise."""
-        engine = self._engines.get(self.rank_state.generation) or self.await_segment(_VERDICT_TIMEOUT)
+        engine = self._engines.get(self.rank_state.generation)
+        if engine is None:
+            left = math.inf if deadline is None else deadline.remaining()
+            engine = self.await_segment(min(left, _VERDICT_TIMEOUT))
         if engine is None:
             raise UnavailableError(f"{self._worker} cannot let the ranks of this group go on in shared memory; rejoin")
         return engine
@@ -248,6 +251,7 @@ class SegmentChannel(Doorbell):
     def _adopt(self, call: SegmentCall, job: core.Job, engine: core.Engine) -> None:
         """Look after a call that has not completed at once."""
         call.job = job
+        self._last_received = monotonic()  # the silence of the worker that counts begins now
         with self.mutex:
             if not isinstance(call, LetterCall):
                 call.assign_instance(self.rank_state.generation, job.instance())
@@ -348,6 +352,8 @@ class SegmentChannel(Doorbell):
             if state == core.KNOCK and isinstance(call, LetterCall):
                 self._announcements.announce(call)
             super().poll()
+            if call.cutoff == math.inf and not call.complete and monotonic() >= self._next_ping():
+                self._ping()
 
     def _end_call(self, call: SegmentCall, verdict: Verdict | None) -> None:
         """Unless it has ended: then its number may be that of a call of a later generation. Under the mutex."""
@@ -412,8 +418,8 @@ class SegmentChannel(Doorbell):
         """Nothing completes any more from this call's instance on: ask the worker for the verdict."""
         if reason == core.WORKER:
             super().poll()
-            with self.mutex:
-                self._mark_lost("it has closed the connection")
+            with self.mutex:  # unless it has closed the connection
+                self._mark_lost("it does not answer another rank of this host")
             self.callbacks.dispatch()
             return
         if reason == core.NO_ROOM:
@@ -442,6 +448,13 @@ class SegmentChannel(Doorbell):
                 self.rank_state.apply_verdict(verdict)
                 self._end_call(call, verdict)
         self.callbacks.dispatch()
+
+    def _on_silence(self, why: str) -> None:
+        # Nothing completes any more in the segment, either: what is given back to the caller must not be written to.
+        self._engines[self.rank_state.generation].abort(core.WORKER, core.WORKER_SEAT)
+        self._await_jobs()
+        self.poll()  # what had completed by then has done so for all ranks
+        super()._on_silence(why)
 
     def _end_generation(self, verdict: Verdict, within: float) -> None:
         self._count_instances()

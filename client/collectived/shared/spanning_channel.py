@@ -36,7 +36,7 @@ class SpanningChannel(SegmentChannel):
         self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
     ) -> bool:
         if not self._engines.is_declined and self.rank_state.verdict is None:
-            self._require_engine()  # numbers are its
+            self._require_engine(deadline)  # numbers are its
         return super()._try_submit(call, timeout, deadline, addresses)
 
     def _has_room(self, post: bool) -> bool:

@@ -17,6 +17,7 @@ from tests.e2e.conftest import Cluster, Daemon
 from tests.e2e.raw_client import Raw
 
 import collectived as cd
+from collectived.shared import doorbell
 from collectived_proto.v1 import worker_pb2
 
 PROMISED = 0.25  # seconds after its deadline in which every collective ends
@@ -110,6 +111,47 @@ def test_ranks_that_differ_while_their_worker_is_stopped_end_at_their_deadline(o
     while not took or (took[-1] > PROMISED and len(took) < 3):  # this machine may be busy
         took.append(measure_differing(one_worker, f"differ-{len(took)}"))
     assert min(took) <= PROMISED, took
+
+
+@pytest.fixture(params=[1, 2], ids=["one worker", "two workers"])
+def ranks(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[cd.Group]]]:
+    """Two ranks on each of one or two workers, which ask early whether their worker lives."""
+    monkeypatch.setattr(doorbell, "PING_INTERVAL", 0.5)
+    cluster = request.getfixturevalue("one_worker" if request.param == 1 else "two_workers")
+    places = [address for address in cluster.addresses[: request.param] for _ in range(2)]
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(len(places)) as pool:
+        sessions = [stack.enter_context(cd.connect(address)) for address in places]
+        joining = [
+            pool.submit(session.join, "silent", len(places), rank=rank, timeout=20)
+            for rank, session in enumerate(sessions)
+        ]
+        groups = [one.result(20) for one in joining]
+        list(pool.map(cd.Group.barrier, groups))  # it describes them
+        yield cluster, groups
+
+
+def test_ranks_that_wait_without_a_deadline_notice_that_their_worker_is_stopped(ranks: Any) -> None:
+    cluster, groups = ranks
+    here = [group for group in groups if group.rank < 2]
+    with ThreadPoolExecutor(len(groups)) as pool:
+        absent = here.pop() if len(groups) == 2 else groups[-1]
+        with stopped(cluster, 0):
+            waiting = [pool.submit(group.barrier) for group in here]
+            errors = [one.exception(20) for one in waiting]
+        for error in errors:
+            assert isinstance(error, cd.errors.UnavailableError) and error.rejoin
+            assert "worker 0" in str(error) and "is lost" in str(error)
+        with pytest.raises(cd.errors.UnavailableError, match="is lost"):
+            absent.barrier(timeout=20)
+
+
+def test_a_worker_that_answers_is_not_lost_however_long_a_rank_waits_for_another(ranks: Any) -> None:
+    _, groups = ranks
+    with ThreadPoolExecutor(len(groups)) as pool:
+        waiting = [pool.submit(group.barrier) for group in groups[1:]]
+        time.sleep(4 * doorbell.PING_INTERVAL)
+        groups[0].barrier()
+        assert [one.exception(20) for one in waiting] == [None] * len(waiting)
 
 
 def test_a_call_of_a_new_kind_to_a_killed_worker_is_the_end_of_the_group_and_after_a_restart_one_connects_again(
