@@ -36,6 +36,8 @@ log = logging.getLogger("collectived")
 
 PING_INTERVAL = 5.0  # seconds of silence after which the worker is asked whether it lives, and again until it is lost
 _SEND_TIMEOUT = 10.0  # seconds in which a worker makes room for a message
+_HUNG_UP = "it has closed the connection"
+_NEVER_HEARD = f"{_HUNG_UP} before its first message: it has ended, or this process took more than 10 s to connect"
 _LEAVE_TIMEOUT = 1.0  # seconds in which a worker says what it knows when we leave, and gives back memory
 
 
@@ -58,6 +60,7 @@ class Doorbell(RankChannel):
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
         self._last_received = self._last_pinged = 0.0
+        self._has_heard = False  # anything
 
     def _try_submit(
         self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
@@ -252,9 +255,10 @@ class Doorbell(RankChannel):
             self._last_received = monotonic()
             try:
                 if message:
+                    self._has_heard = True
                     self._in_flight.handle_message(message, descriptor)
                 else:
-                    self._mark_lost("it has closed the connection")
+                    self._mark_lost(_HUNG_UP if self._has_heard else _NEVER_HEARD)
             except ValueError as error:  # MalformedMessage, too
                 self._mark_lost(f"it sent something unexpected ({error})")
             except Exception as error:
