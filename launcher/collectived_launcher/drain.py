@@ -15,7 +15,7 @@ from google.protobuf.json_format import MessageToJson
 
 from collectived_launcher import grpc_channel
 from collectived_launcher.credential import SECRET_FILE
-from collectived_launcher.quantities import parse_time
+from collectived_launcher.quantities import Time
 from collectived_launcher.status.discovery import Target, Unreachable, find_target
 from collectived_proto.config.units import format_time
 from collectived_proto.report.phrases import is_or_are, ranks_text
@@ -159,8 +159,7 @@ FAILED = 1
 @click.option("--group", metavar="NAME", help="This group alone; its workers go on with others.")
 @click.option(
     "--timeout",
-    callback=parse_time,
-    metavar="TIME",
+    type=Time(),
     default="30s",
     show_default=True,
     help="Time for running collectives to finish (250ms, 30s, 2min); then they are cut.",

@@ -148,7 +148,7 @@ def test_what_the_environment_lacks_is_named(worker: Any, monkeypatch: pytest.Mo
         with pytest.raises(ValueError, match="WORLD_SIZE must be a whole number, it is 'two'"):
             session.join("train")
         monkeypatch.setenv("COLLECTIVED_TIMEOUT", "-3")
-        with pytest.raises(ValueError, match="COLLECTIVED_TIMEOUT must be seconds, not negative: it is '-3'"):
+        with pytest.raises(ValueError, match="COLLECTIVED_TIMEOUT: '-3' is not a time: expected a number of seconds"):
             session.join("train", 2)
 
 

@@ -35,7 +35,9 @@ _HEAD = """\
 
 <!-- Made by `make docs` of the commands: change their help texts. -->
 
-Everything is a command of `collectived`. `collectived COMMAND --help` shows the same as this page.
+Everything is a command of `collectived`. `collectived COMMAND --help` shows the same as this page. A TIME is a number
+of seconds, or one with `ms`, `s`, `min` (`m`) or `h`: `2.5`, `250ms`, `30s`. A SIZE is a number of bytes, or one with
+`KiB`, `MiB`, `GiB` or `TiB`, for which `K`, `M`, `G` and `T` are short: `64KiB`.
 """
 
 

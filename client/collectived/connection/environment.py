@@ -8,7 +8,7 @@ import os
 from collectived.arguments import escape_surrogates
 from collectived.connection.launch_env import read_job as launcher_job
 from collectived.connection.launch_env import read_launch_env
-from collectived_proto.options import to_seconds
+from collectived_proto.config.units import parse_seconds
 
 WORLD = "world"  # the group of all processes that a launcher started
 
@@ -46,12 +46,10 @@ def rank(size: int) -> int | None:
 def timeout() -> float | None:
     """Seconds that a collective may take where neither call nor group says it."""
     text = os.environ.get("COLLECTIVED_TIMEOUT")
-    if not text:
-        return None
     try:
-        return to_seconds(float(text), "COLLECTIVED_TIMEOUT")
-    except ValueError:
-        raise ValueError(f"COLLECTIVED_TIMEOUT must be seconds, not negative: it is {text!r}") from None
+        return parse_seconds(text) if text else None
+    except ValueError as error:
+        raise ValueError(f"COLLECTIVED_TIMEOUT: {error}") from None
 
 
 def job() -> str:

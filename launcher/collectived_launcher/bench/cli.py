@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import click
 
-from collectived_launcher.quantities import seconds
+from collectived_launcher.quantities import ByteCount, Time
 from collectived_proto.types import DType, ReduceOp
 
 # -P: a file random.py in the user's folder must not be taken for Python's own.
@@ -28,19 +27,6 @@ EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
 _PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 _NON_TTY_WIDTH = 120  # columns where the output is not a terminal
 _MAX_WIDTH = 1000  # more than any table needs
-_UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
-_SIZE = re.compile(r"([0-9]+) ?([KMG]?)(?:iB|B)?", re.IGNORECASE)
-
-
-def parse_size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Reads a number of bytes: `64M` and `64MiB` are 64 × 2^20."""
-    if value is None:
-        return None
-    found = _SIZE.fullmatch(value.strip())
-    nbytes = int(found[1]) << _UNITS[found[2].upper()] if found else 0
-    if not nbytes:
-        raise click.BadParameter(f"{value!r} is not a size: expected a number above 0 with K, M or G, such as 64M")
-    return nbytes
 
 
 @click.command()
@@ -48,12 +34,8 @@ def parse_size(context: click.Context, parameter: click.Parameter, value: str | 
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Start a new job with this many workers.")
 @click.option("--clients", type=click.IntRange(min=1), metavar="N", help="Ranks per worker.  [default: 2]")
 @click.option("--worker", metavar="ADDRESS", help="Measure on this running worker (unix:/path or host:port).")
-@click.option(
-    "-b", "--min-bytes", callback=parse_size, metavar="SIZE", default="4", show_default=True, help="First size."
-)
-@click.option(
-    "-e", "--max-bytes", callback=parse_size, metavar="SIZE", default="64M", show_default=True, help="Last size."
-)
+@click.option("-b", "--min-bytes", type=ByteCount(), default="4", show_default=True, help="First size.")
+@click.option("-e", "--max-bytes", type=ByteCount(), default="64M", show_default=True, help="Last size.")
 @click.option(
     "-f",
     "--factor",
@@ -61,9 +43,7 @@ def parse_size(context: click.Context, parameter: click.Parameter, value: str | 
     metavar="N",
     help="Each size is this many times the last.  [default: 4]",
 )
-@click.option(
-    "-i", "--step-bytes", callback=parse_size, metavar="SIZE", help="Each size is this many bytes more than the last."
-)
+@click.option("-i", "--step-bytes", type=ByteCount(), help="Each size is this many bytes more than the last.")
 @click.option(
     "-n",
     "--iterations",
@@ -106,7 +86,7 @@ def parse_size(context: click.Context, parameter: click.Parameter, value: str | 
     metavar="N",
     help="Keep N in flight instead of blocking calls.",
 )
-@click.option("--timeout", type=float, callback=seconds, metavar="SECONDS", help="Of each collective.  [default: none]")
+@click.option("--timeout", type=Time(), help="Of each collective.  [default: none]")
 @click.option("--check/--no-check", default=True, help="Compare every size's results with the known answer.")
 @click.option("--json", "as_json", is_flag=True, help="The result as JSON.")
 @click.option(

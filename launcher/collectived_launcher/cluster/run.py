@@ -24,7 +24,7 @@ from collectived_launcher.launch.cli import check_program, deal_ranks, make_log_
 from collectived_launcher.launch.job import COORDINATOR, Addresses, Job, make_job_name
 from collectived_launcher.launch.job_state import Policy
 from collectived_launcher.launch.run import JobHosts, Run
-from collectived_launcher.quantities import parse_time
+from collectived_launcher.quantities import Time
 from collectived_proto.ipc import job_files
 
 
@@ -59,14 +59,12 @@ class RunningWorkers:
 @click.option("--ssh", "ssh_command", default="ssh", show_default=True, help="OpenSSH's client, with options.")
 @click.option(
     "--timeout",
-    callback=parse_time,
-    metavar="TIME",
+    type=Time(),
     help="Timeout of collectives if neither the call nor the group has one; 0: none.",
 )
 @click.option(
     "--grace",
-    callback=parse_time,
-    metavar="TIME",
+    type=Time(),
     default="10s",
     show_default=True,
     help="Time after the first failure before the other ranks get SIGTERM; SIGKILL follows 5 s later.",

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from collectived_launcher.quantities import seconds
+from collectived_launcher.quantities import Time
 from collectived_proto.addresses import LOOPBACK, parse_address
 
 _ANY_PORT = f"{LOOPBACK}:0"
@@ -32,10 +32,8 @@ TOKEN_VARIABLE = "COLLECTIVED_DOCTOR_TOKEN"
 @click.option("--to", metavar="HOST:PORT", help="Measure to a `doctor --serve`; asks for its token.")
 @click.option(
     "--within",
-    type=float,
-    callback=seconds,
-    metavar="SECONDS",
-    default=600.0,
+    type=Time(),
+    default="10min",
     show_default=True,
     help="How long --serve waits; 0: without end.",
 )

@@ -22,7 +22,7 @@ from collectived_launcher.launch.daemons import DaemonCommand
 from collectived_launcher.launch.job import Job, make_job_name
 from collectived_launcher.launch.job_state import Policy
 from collectived_launcher.launch.run import JobHosts, Run
-from collectived_launcher.quantities import check_http_address, seconds
+from collectived_launcher.quantities import Time, check_http_address
 from collectived_proto.ipc import job_files
 
 
@@ -69,26 +69,20 @@ from collectived_proto.ipc import job_files
 @click.option("--chdir", default="", metavar="FOLDER", help="Where PROGRAM runs.  [default: this folder]")
 @click.option(
     "--host-timeout",
-    type=click.FloatRange(min=1),
-    callback=seconds,
-    metavar="SECONDS",
-    default=30.0,
+    type=Time(minimum=1),
+    default="30s",
     show_default=True,
-    help="Declare a host lost after this many seconds of silence; its processes are stopped.",
+    help="Declare a host lost after this time of silence, 1s or more; its processes are stopped.",
 )
 @click.option(
     "--timeout",
-    type=float,
-    callback=seconds,
-    metavar="SECONDS",
+    type=Time(),
     help="Timeout of collectives if neither the call nor the group has one; 0: none.  [default: none]",
 )
 @click.option(
     "--grace",
-    type=float,
-    callback=seconds,
-    metavar="SECONDS",
-    default=10.0,
+    type=Time(),
+    default="10s",
     show_default=True,
     help="Time after the first failure before the other ranks get SIGTERM; SIGKILL follows 5 s later.",
 )

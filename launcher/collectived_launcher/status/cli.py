@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from collectived_launcher.quantities import pace
+from collectived_launcher.quantities import REFRESH_INTERVAL
 
 _NON_TTY_WIDTH = 160  # columns where the output is not a terminal
 
@@ -30,7 +30,7 @@ _NON_TTY_WIDTH = 160  # columns where the output is not a terminal
 @click.option(
     "--json", "as_json", is_flag=True, help="The answer as JSON; every field is described in docs/reference/status.md."
 )
-@click.option("--watch", type=float, callback=pace, metavar="SECONDS", help="Repeat at this interval, 0.2 or more.")
+@click.option("--watch", type=REFRESH_INTERVAL, help="Repeat at this interval, 200ms or more.")
 def status(
     worker: str | None, wide: bool, group: str | None, host: str | None, as_json: bool, watch: float | None
 ) -> None:

@@ -7,7 +7,7 @@ import signal
 
 import click
 
-from collectived_launcher.quantities import pace
+from collectived_launcher.quantities import REFRESH_INTERVAL
 
 
 @click.command()
@@ -16,12 +16,10 @@ from collectived_launcher.quantities import pace
 )
 @click.option(
     "--interval",
-    type=float,
-    callback=pace,
-    default=1.0,
+    type=REFRESH_INTERVAL,
+    default="1s",
     show_default=True,
-    metavar="SECONDS",
-    help="Time between requests, 0.2 or more; + and - change it.",
+    help="Time between requests, 200ms or more; + and - change it.",
 )
 def top(worker: str | None, interval: float) -> None:
     """Watch the running job live, problems first.
@@ -37,7 +35,7 @@ def top(worker: str | None, interval: float) -> None:
 
     if reason := check_terminal():
         raise click.UsageError(
-            f"top needs a terminal, and {reason}: use `collectived status`, with --watch SECONDS or --json"
+            f"top needs a terminal, and {reason}: use `collectived status`, with --watch TIME or --json"
         )
     target = find_target(worker, os.environ)
     watch = TopLoop(target, request_status(target), interval)

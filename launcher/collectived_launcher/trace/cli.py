@@ -13,7 +13,7 @@ from typing import IO, Any, cast
 
 import click
 
-from collectived_launcher.quantities import parse_byte_count, parse_time_span
+from collectived_launcher.quantities import ByteCount, Time
 
 _VIEWER = "https://ui.perfetto.dev"
 _MAX_UINT32 = (1 << 32) - 1  # that can be asked for
@@ -24,16 +24,14 @@ _NAMES_QUERY_BYTES = 256 << 10  # bytes of each worker, to say which groups ther
 @click.command()
 @click.option(
     "--last",
-    callback=parse_time_span,
-    metavar="TIME",
+    type=Time(minimum=0.001),
     help="Only events that ended within this time (500ms, 30s, 5m, 1h), and events that have not ended.  [default: "
     "all that is kept]",
 )
 @click.option("--group", metavar="NAME", default="", help="Only this group.")
 @click.option(
     "--most",
-    callback=parse_byte_count,
-    metavar="SIZE",
+    type=ByteCount(),
     default="8MiB",
     show_default=True,
     help="The most bytes of each worker's answer, newest first; at most 16MiB.",

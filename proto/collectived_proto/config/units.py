@@ -6,7 +6,7 @@ import math
 import re
 
 _SIZES = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
-_SIZE = re.compile(r"([0-9]+)\s*([KMGT]iB|B)?")
+_SIZE = re.compile(r"([0-9]+)\s*(?:([KMGT])(?:iB)?|B)?")
 _TIMES = {"ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0}
 _TIME = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*(ms|s|min|m|h)?")
 
@@ -15,7 +15,7 @@ SECONDS_EXPECTED = "a number of seconds that is not negative, or one with ms, s,
 
 
 def parse_size(text: str) -> int:
-    """`64KiB` as 65536; a bare number is bytes.
+    """`64KiB` and `64K` as 65536; a bare number is bytes.
 
     Raises:
         ValueError: not a number with B, KiB, MiB, GiB or TiB.
@@ -23,7 +23,7 @@ def parse_size(text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r} is not a size: expected {SIZE_EXPECTED}")
-    return int(found[1]) << _SIZES[found[2] or "B"]
+    return int(found[1]) << _SIZES[f"{found[2]}iB" if found[2] else "B"]
 
 
 def format_size(nbytes: int) -> str:

@@ -27,9 +27,12 @@ from collectived_launcher.launch.cli import deal_ranks
         (["launch", "-n", "2", "--hosts", "a:2,b:2", "--ssh", "true", "--", "true"], "4 are asked for otherwise on 2"),
         (["run", "--nproc_per_node", "x", "--", "true"], "'x' is not a valid integer"),
         (["run", "-n", "x", "--", "true"], "'x' is not a valid integer"),
-        (["launch", "--timeout", "-1", "--", "true"], "-1.0 is not a number of seconds: expected 0 or more"),
-        (["launch", "--timeout", "nan", "--", "true"], "nan is not a number of seconds"),
-        (["launch", "--grace", "inf", "--", "true"], "inf is not a number of seconds"),
+        (
+            ["launch", "--timeout", "-1", "--", "true"],
+            "'-1' is not a time: expected a number of seconds that is not negative",
+        ),
+        (["launch", "--timeout", "nan", "--", "true"], "'nan' is not a time"),
+        (["launch", "--grace", "inf", "--", "true"], "'inf' is not a time"),
         (["launch", "--max-restarts", "-1", "--", "true"], "-1 is not in the range"),
         (["launch", "--daemon-restarts", "-1", "--", "true"], "-1 is not in the range"),
         (["launch", "--log-dir", "/proc/logs", "--", "true"], "--log-dir '/proc/logs' cannot be made"),
@@ -50,12 +53,12 @@ from collectived_launcher.launch.cli import deal_ranks
                 ("--host-timeout", "30"),
             ]
         ),
-        (["launch", "--host-timeout", "0.5", "--", "true"], "0.5 is not in the range"),
+        (["launch", "--host-timeout", "0.5", "--", "true"], "'0.5' is too short: expected 1s or more"),
         (["launch", "--no-such-option", "--", "true"], "--no-such-option"),
         (["no-such-command"], "no-such-command"),
-        (["status", "--watch", "-1"], "-1.0 is not a pace: expected 0.2 seconds or more"),
-        (["status", "--watch", "0"], "0.0 is not a pace: expected 0.2 seconds or more"),
-        (["top", "--interval", "0.1"], "0.1 is not a pace: expected 0.2 seconds or more"),
+        (["status", "--watch", "-1"], "'-1' is not a time"),
+        (["status", "--watch", "0"], "'0' is too short: expected 200ms or more"),
+        (["top", "--interval", "100ms"], "'100ms' is too short: expected 200ms or more"),
     ],
 )
 def test_wrong_use(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import click
 import grpc
 import pytest
 from tests.trace_event_format import check, first_and_last, parsed
 
 from collectived_launcher.__main__ import run
-from collectived_launcher.quantities import parse_time_span
 from collectived_launcher.trace import perfetto
 from collectived_launcher.trace.cli import _summary_lines
 from collectived_launcher.trace.collect import CollectedTrace, add_reply
@@ -314,19 +312,6 @@ def test_times_are_whole_nanoseconds() -> None:
         if event["ph"] == "X":
             first, last = first_and_last(event)
             assert (event["ts"], event["dur"]) == (first / 1000, (last - first) / 1000)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("30s", 30.0), ("500ms", 0.5), ("2", 2.0), ("1.5m", 90.0), ("1h", 3600.0)]
-)
-def test_a_time_is_a_number_with_a_unit(text: str, seconds: float) -> None:
-    assert parse_time_span(click.Context(click.Command("x")), click.Option(["--last"]), text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "0s", "-1s", "nan", "3 days", "s"])
-def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is not a time: expected a positive one"):
-        parse_time_span(click.Context(click.Command("x")), click.Option(["--last"]), text)
 
 
 class Worker(worker_pb2_grpc.WorkerServicer):

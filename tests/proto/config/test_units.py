@@ -37,7 +37,8 @@ def test_a_size_in_words_is_the_same_size(nbytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "nbytes"), [("4", 4), ("4B", 4), ("64KiB", 65536), (" 1 MiB ", 1 << 20), ("16GiB", 16 << 30), ("0B", 0)]
+    ("text", "nbytes"),
+    [("4", 4), ("4B", 4), ("64KiB", 65536), ("64K", 65536), (" 1 MiB ", 1 << 20), ("16GiB", 16 << 30), ("0B", 0)],
 )
 def test_a_size_is_read(text: str, nbytes: int) -> None:
     assert units.parse_size(text) == nbytes

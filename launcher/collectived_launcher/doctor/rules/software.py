@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from collectived_launcher.doctor.facts import Certificate, Environment, Library, RunningJob, Software
 from collectived_launcher.doctor.finding import Finding, failure, ok, warning
 from collectived_launcher.doctor.rules.network import check_clock_skew
 from collectived_launcher.doctor.versions import release_distance, satisfies
+from collectived_proto.config.units import parse_seconds
 
 BINDINGS = ("nccl4py", "cupy", "pynccl")
 _FRESH_ENVIRONMENT = "make a fresh environment (python3 -m venv), and install collectived into that"
@@ -71,12 +71,10 @@ def _check_worker(environment: Environment) -> Iterator[Finding]:
 
 def _check_values(environment: Environment) -> Iterator[Finding]:
     timeout = environment.variables.get("COLLECTIVED_TIMEOUT")
-    if timeout and not _is_seconds(timeout):
-        yield failure(
-            "environment",
-            f"COLLECTIVED_TIMEOUT={timeout!r} is not a number of seconds",
-            "export COLLECTIVED_TIMEOUT=60, or unset it",
-        )
+    try:
+        parse_seconds(timeout or "0")
+    except ValueError as error:
+        yield failure("environment", f"COLLECTIVED_TIMEOUT: {error}", "export COLLECTIVED_TIMEOUT=60, or unset it")
     binding = environment.variables.get("COLLECTIVED_NCCL")
     if binding and binding not in (*BINDINGS, "auto"):
         yield failure(
@@ -84,13 +82,6 @@ def _check_values(environment: Environment) -> Iterator[Finding]:
             f"COLLECTIVED_NCCL={binding!r} is no binding of NCCL",
             f"export COLLECTIVED_NCCL={'|'.join(BINDINGS)}, or unset it",
         )
-
-
-def _is_seconds(text: str) -> bool:
-    try:
-        return 0 <= float(text) < math.inf
-    except ValueError:
-        return False
 
 
 def _check_rank(environment: Environment) -> Iterator[Finding]:

@@ -84,7 +84,7 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
         (["--serve", "here"], "--serve 'here' is no address"),
         (["--hosts", "a,,b"], "'' is no host"),
         (["--hosts", "a,-oProxyCommand=x"], "'-oProxyCommand=x' is no host"),
-        (["--within", "-1"], "not a number of seconds"),
+        (["--within", "-1"], "is not a time"),
     ]:
         assert run(["doctor", *arguments]) == 2, arguments
         assert message in capsys.readouterr().err

@@ -135,7 +135,7 @@ CASES = [
         "COLLECTIVED_WORKER=unix:/gone names a socket that is not there",
         "unset COLLECTIVED_WORKER",
     ),
-    ("environment", variables(COLLECTIVED_TIMEOUT="soon"), FAILURE, "'soon' is not a number", "COLLECTIVED_TIMEOUT=60"),
+    ("environment", variables(COLLECTIVED_TIMEOUT="soon"), FAILURE, "'soon' is not a time", "COLLECTIVED_TIMEOUT=60"),
     ("environment", variables(COLLECTIVED_NCCL="rccl"), FAILURE, "'rccl' is no binding", "nccl4py|cupy|pynccl"),
     ("environment", variables(RANK="4", WORLD_SIZE="4"), FAILURE, "RANK=4 is no rank of WORLD_SIZE=4", "unset both"),
     ("environment", variables(RANK="one", WORLD_SIZE="4"), FAILURE, "RANK=one is no rank", "unset both"),
