@@ -89,14 +89,7 @@ def compact_verdict_from_proto(message: common.Verdict, known: tuple[Member, ...
         return verdict
     try:
         members = tuple(
-            replace(
-                member,
-                last_instance=last,
-                last_op=texts[op],
-                last_site=texts[site],
-                idle_seconds=idle,
-                stack=stacks.get(member.rank, ""),
-            )
+            member.with_progress(last, texts[op], texts[site], idle, stacks.get(member.rank, ""))
             for member, last, op, site, idle in zip(known, *lists, strict=True)
         )
         missing = tuple(members[rank] for rank in progress.missing)

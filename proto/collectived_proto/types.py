@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from collectived_proto.cause import Cause
@@ -346,6 +346,10 @@ class Member:
         where = f"{self.label}, " if self.label else ""
         return f"rank {self.rank} ({where}host {self.host}, pid {self.pid})"
 
+    def with_progress(self, instance: int, op: str, site: str, idle_seconds: float = 0.0, stack: str = "") -> Member:
+        """The same member, and what is known of its last result and its last call."""
+        return replace(self, last_instance=instance, last_op=op, last_site=site, idle_seconds=idle_seconds, stack=stack)
+
 
 def unscoped_name(name: str) -> str:
     """A group's name as its users know it: without the job that scopes it on the wire."""
@@ -364,6 +368,17 @@ class GroupInfo:
     @property
     def size(self) -> int:
         return len(self.members)
+
+    def complete(self, members: Iterable[Member]) -> tuple[Member, ...]:
+        """The same members; of those that say no more than their rank and what they did last, all that is known."""
+        return tuple(
+            self.members[one.rank].with_progress(
+                one.last_instance, one.last_op, one.last_site, one.idle_seconds, one.stack
+            )
+            if not one.device and one.rank < self.size
+            else one
+            for one in members
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ point of the caller's program, so all ranks number alike from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from collectived.calls.call import Call
@@ -19,7 +18,7 @@ from collectived_proto.errors import (
     error_from_verdict,
 )
 from collectived_proto.ipc import messages
-from collectived_proto.types import ANY_SOURCE, GroupInfo, Member, Recv, Verdict
+from collectived_proto.types import ANY_SOURCE, GroupInfo, Recv, Verdict
 
 _OWN_CAUSES = (Cause.ABORTED, *RANK_FAILURES)  # name this rank, as the others hear it
 
@@ -97,25 +96,9 @@ class RankState:
             raise messages.MalformedMessage(f"a verdict that cannot be read: {error}") from None
         return replace(
             verdict,
-            members=self._complete_members(verdict.members),
-            missing=self._complete_members(verdict.missing),
-            differing=self._complete_members(verdict.differing),
-        )
-
-    def _complete_members(self, members: Iterable[Member]) -> tuple[Member, ...]:
-        known = self.group.members
-        return tuple(
-            replace(
-                known[member.rank],
-                last_instance=member.last_instance,
-                last_op=member.last_op,
-                last_site=member.last_site,
-                idle_seconds=member.idle_seconds,
-                stack=member.stack,
-            )
-            if not member.device and member.rank < len(known)
-            else member
-            for member in members
+            members=self.group.complete(verdict.members),
+            missing=self.group.complete(verdict.missing),
+            differing=self.group.complete(verdict.differing),
         )
 
     def apply_verdict(self, verdict: Verdict) -> None:

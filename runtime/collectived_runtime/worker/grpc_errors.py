@@ -35,24 +35,7 @@ def complete_verdict(verdict: Verdict, group: GroupInfo) -> Verdict:
     """A verdict as group loops tell it to a doorbell, whose members say no more than what their client does not
     know.
     """
-    return replace(
-        verdict,
-        missing=tuple(_complete_member(member, group) for member in verdict.missing),
-        differing=tuple(_complete_member(member, group) for member in verdict.differing),
-    )
-
-
-def _complete_member(member: Member, group: GroupInfo) -> Member:
-    if member.device or member.rank >= group.size:
-        return member
-    return replace(
-        group.members[member.rank],
-        last_instance=member.last_instance,
-        last_op=member.last_op,
-        last_site=member.last_site,
-        idle_seconds=member.idle_seconds,
-        stack=member.stack,
-    )
+    return replace(verdict, missing=group.complete(verdict.missing), differing=group.complete(verdict.differing))
 
 
 def _shorten_verdict(verdict: Verdict) -> Iterator[Verdict]:

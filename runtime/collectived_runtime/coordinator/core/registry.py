@@ -214,14 +214,8 @@ class GroupRun:
         if standing is None:
             return member
         position = standing.position
-        return replace(
-            member,
-            last_instance=position.finished,
-            last_op=position.last_op,
-            last_site=position.last_site,
-            idle_seconds=position.idle_seconds + max(0.0, now - standing.received_at),
-            stack=position.stack,
-        )
+        idle = position.idle_seconds + max(0.0, now - standing.received_at)
+        return member.with_progress(position.finished, position.last_op, position.last_site, idle, position.stack)
 
     def members(self, now: float, ranks: Iterable[int] | None = None) -> tuple[Member, ...]:
         chosen = range(self.info.size) if ranks is None else ranks

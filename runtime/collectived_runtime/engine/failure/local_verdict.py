@@ -27,7 +27,12 @@ def make_verdict(topology: GroupTopology, name: str, generation: int, first: int
         op: the operation of that instance, '' where nobody has submitted it here.
     """
     told = {position.rank: position for position in report.ranks}  # of this worker's ranks
-    members = tuple(_with_position(member, told.get(member.rank)) for member in topology.group.members)
+    members = tuple(
+        member.with_progress(one.finished, one.last_op, one.last_site, one.idle_seconds, one.stack)
+        if (one := told.get(member.rank))
+        else member
+        for member in topology.group.members
+    )
     what = collective_text(first, op, topology.group.name) if op else f"group {unscoped_name(topology.group.name)!r}"
     decision = _decide(topology, members, what, report, told)
     return _make(topology, name, generation, decision, first, op, members)
@@ -72,19 +77,6 @@ def _make(
         members=members,
         cause=decision.cause,
         origin=decision.origin,
-    )
-
-
-def _with_position(member: Member, position: RankPosition | None) -> Member:
-    if position is None:
-        return member
-    return replace(
-        member,
-        last_instance=position.finished,
-        last_op=position.last_op,
-        last_site=position.last_site,
-        idle_seconds=position.idle_seconds,
-        stack=position.stack,
     )
 
 

@@ -116,9 +116,7 @@ class GroupLoop:
         tracker = self.tracker
         members = list(self.topology.group.members)
         for rank, standing in list(tracker.progress.items()):
-            members[rank] = replace(
-                members[rank], last_instance=standing.finished, last_op=standing.op, last_site=standing.site
-            )
+            members[rank] = members[rank].with_progress(standing.finished, standing.op, standing.site)
         return replace(self.topology.group, generation=tracker.generation, members=tuple(members))
 
     @property
