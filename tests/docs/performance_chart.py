@@ -5,17 +5,17 @@ Its figures are those of the table in docs/internals/performance.md, which `make
 
 from __future__ import annotations
 
-import html
 import re
 from typing import NamedTuple
 
 from tests.docs.contents import ROOT
+from tests.docs.drawing import Drawing
 
 PAGE = ROOT / "docs" / "internals" / "performance.md"
 CHART = ROOT / "docs" / "internals" / "performance.svg"
 RANKS, SIZE = "4 ranks", "16 MiB"
 _UNITS = {"µs": 1e-3, "ms": 1.0, "s": 1e3}
-_WIDTH, _LEFT, _BAR, _STEP, _TOP = 720, 280, 16, 24, 44
+_WIDTH, _LEFT, _BAR, _STEP, _TOP = 780, 370, 16, 24, 44
 
 
 class Figure(NamedTuple):
@@ -54,23 +54,16 @@ def fresh(page: str) -> str:
     rows = figures(page)
     longest = max(row.milliseconds for row in rows)
     height = _TOP + _STEP * len(rows) + 8
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
-        'font-family="sans-serif" font-size="13">',
-        f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
-        f'<text x="12" y="20" fill="#222222">all_reduce of {SIZE}, {RANKS} on one host; less is better</text>',
-        f'<text x="12" y="36" fill="#666666" font-size="11">measured {html.escape(measured(page))}</text>',
-    ]
+    drawing = Drawing(_WIDTH, height, f"Milliseconds of an all_reduce of {SIZE} between {RANKS} on one host")
+    drawing.text(12, 20, f"all_reduce of {SIZE}, {RANKS} on one host; less is better")
+    drawing.text(12, 36, f"measured {measured(page)}", "small soft")
     for place, row in enumerate(rows):
         y = _TOP + _STEP * place
         width = (_WIDTH - _LEFT - 80) * row.milliseconds / longest
-        colour = "#1f6feb" if row.is_ours else "#9aa4ae"
-        lines += [
-            f'<text x="{_LEFT - 8}" y="{y + 13}" text-anchor="end" fill="#222222">{html.escape(row.name)}</text>',
-            f'<rect x="{_LEFT}" y="{y}" width="{width:.1f}" height="{_BAR}" fill="{colour}"/>',
-            f'<text x="{_LEFT + width + 6:.1f}" y="{y + 13}" fill="#222222">{html.escape(row.text)}</text>',
-        ]
-    return "\n".join([*lines, "</svg>", ""])
+        drawing.text(_LEFT - 8, y + 13, row.name, anchor="end")
+        drawing.bar(_LEFT, y, width, _BAR, "ours" if row.is_ours else "other")
+        drawing.text(_LEFT + width + 6, y + 13, row.text)
+    return drawing.svg()
 
 
 if __name__ == "__main__":
