@@ -15,6 +15,7 @@ READY := $(VENV)/installed-dev $(NATIVE)
 SANITIZED := .sanitized
 CORE_TESTS := $(foreach subject,arithmetic schedule word engine driver,tests/native/test_$(subject).py)
 WHEELS_VENV := .venv-wheels
+SITE_VENV := .venv-site
 
 PROTO_TOOLS := grpcio-tools==1.74.0
 PROTO_VENV := .venv-proto
@@ -28,7 +29,7 @@ TORCH_VENV := .venv-torch
 NCCL_VENV := .venv-nccl
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-lines test-torch test-gpu test-nccl test-kill test-slurm drills bench bench-torch fuzz mutants native sanitize wheels docs check format lint types layers proto proto-check proto-release clean
+.PHONY: help setup demo test test-unit test-lines test-torch test-gpu test-nccl test-kill test-slurm drills bench bench-torch fuzz mutants native sanitize wheels docs site test-site check format lint types layers proto proto-check proto-release clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -111,6 +112,12 @@ docs: $(READY) ## write docs/reference, the figures, the simulator's figures in 
 	$(BIN)/python -m tests.docs.configuration
 	$(BIN)/python -m tests.docs.tutorial
 
+site: $(SITE_VENV)/installed ## build the site of the documentation into .site/, strict about links
+	$(SITE_VENV)/bin/python website/build.py
+
+test-site: site $(READY) ## build the site, and try it in a browser (apt-get install chromium)
+	COLLECTIVED_TEST_SITE=1 $(BIN)/python -m pytest -n 0 -rs tests/e2e/browser/test_site.py tests/docs/test_site_pages.py
+
 check: $(NATIVE) lint types layers proto-check ## format, lint, strict types, import layers, generated code
 
 format: $(VENV)/installed-dev ## put the code into its form
@@ -146,7 +153,7 @@ proto-release: ## keep the .proto files as those of a release, with which later 
 	cp $(PROTO_FILES) $(RELEASED)/collectived_proto/v1/
 
 clean: ## remove what was built or installed here
-	rm -rf $(VENV) $(NATIVE) $(PROTO_VENV) $(TORCH_VENV) $(NCCL_VENV) .venv-bench-* $(WHEELS_VENV) $(SANITIZED) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(NATIVE) $(PROTO_VENV) $(TORCH_VENV) $(NCCL_VENV) .venv-bench-* $(WHEELS_VENV) $(SITE_VENV) .site .site.git $(SANITIZED) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # By any C compiler, or by pip's ziglang where there is none.
@@ -191,6 +198,14 @@ $(NCCL_VENV)/installed: pyproject.toml $(LOCK)
 	@echo '*' > $(NCCL_VENV)/.gitignore
 	@$(NCCL_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(CONSTRAINTS) \
 	    --editable '.[dev,pynccl]' 'cupy-cuda12x>=14,<15' 'nccl4py~=0.6.0' 'cuda-bindings~=12.9'
+	@touch $@
+
+# The site reads the sources, and needs none of what they import.
+$(SITE_VENV)/installed: requirements-site.lock | $(BIN)/python
+	@echo 'installing mkdocs into $(SITE_VENV) (once) ...'
+	@$(BIN)/python -m venv $(SITE_VENV)
+	@echo '*' > $(SITE_VENV)/.gitignore
+	@$(SITE_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements-site.lock
 	@touch $@
 
 # Zig compiles for every architecture; it is large.

@@ -124,7 +124,8 @@ def _table(rows: list[tuple[list[str], str, str]]) -> str:
     lines = ["| option | meaning |", "|---|---|"]
     for spellings, value, meaning in rows:
         names = ", ".join(f"`{name} {value}`" if value else f"`{name}`" for name in spellings)
-        lines.append(f"| {_cell(names)} | {_cell(meaning)} |")
+        said = _cell(meaning).replace("[", "\\[")  # no link
+        lines.append(f"| {_cell(names)} | {said} |")
     return "\n".join([*lines, ""])
 
 
