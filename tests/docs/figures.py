@@ -105,7 +105,7 @@ def draw_segment() -> str:
     for number, line in enumerate(("instances that are complete,", "waiting processes, culprit, reason")):
         drawing.text(32, bottom + 16 + 14 * number, line, "small soft")
     drawing.labelled(28, 160, 208, ["limit, waiting"], "part")
-    drawing.labelled(28, 196, 208, ["per seat: futex, waiters, mail"], "part")
+    drawing.labelled(28, 196, 208, ["each seat: futex and mail"], "part")
     drawing.labelled(28, 232, 208, ["counters per 8 seats"], "part")
     for seat, x in enumerate((264, 512)):
         drawing.box(x, 44, 232, 256)
