@@ -313,7 +313,7 @@ class Group(Collectives):
             return work.result()
         call = calls[0]
         if is_plain and frame is not None and call.verdict is None:
-            route.remember(call, operation, value, frame, merged.timeout_seconds)
+            route.remember(call, operation, value, frame)
         return self._take_result(call, line)
 
     def _finish(self, call: Call) -> Any:
@@ -431,7 +431,7 @@ class Group(Collectives):
         if deadline is not None:
             call.timeout = terms.options.timeout_seconds or 0.0
             call.set_deadline(deadline.at)
-        self._channel.submit(call, call.timeout, deadline, addresses)
+        self._channel.submit(call, deadline, addresses)
 
     def _raise_if_not_started(self, work: Work[Any], first: Call) -> Work[Any]:
         """A work as the caller gets it, unless it could not start.

@@ -95,15 +95,13 @@ class RankChannel(ABC):
             return DeviceCall(prepared, arrays, located, spec)
         return (Call if prepared.result_spec is None else DescribedCall)(prepared, arrays, located, spec)
 
-    def submit(
-        self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
-    ) -> None:
+    def submit(self, call: Call, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]) -> None:
         """Numbers a call and starts it, once there is room; where the generation has failed, ends it with the verdict.
 
         Where it raises, `call.instance` says whether a number may have been taken: then the generation must end.
 
         Args:
-            timeout: seconds that the caller gave it, 0 for none. deadline: when they are over.
+            deadline: when the seconds that the caller gave it are over.
             addresses: of each leaf, or of the staging slot where the call has one; () for a call without leaves.
 
         Raises:
@@ -111,7 +109,7 @@ class RankChannel(ABC):
         """
         if self._calls or self.rank_state.verdict is not None:
             self._finish_older_calls()
-        while not self._try_submit(call, timeout, deadline, addresses):
+        while not self._try_submit(call, deadline, addresses):
             if deadline is not None and not deadline.remaining():
                 raise DeadlineExceededError("as many calls as a rank may have were in flight until then")
             self._wait_for_room(call.prepared.is_p2p, math.inf if deadline is None else deadline.at)
@@ -124,14 +122,12 @@ class RankChannel(ABC):
         """
         return NOT_REPEATED
 
-    def remember(self, call: Call, operation: Operation, value: Any, frame: FrameType, timeout: float | None) -> None:
+    def remember(self, call: Call, operation: Operation, value: Any, frame: FrameType) -> None:
         """A call of one array has ended well, by that frame of the caller's: it may come again."""
         return None
 
     @abstractmethod
-    def _try_submit(
-        self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
-    ) -> bool:
+    def _try_submit(self, call: Call, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]) -> bool:
         """Does what `submit` says; False, and nothing is done, where as many calls as there may be are in flight."""
 
     def _has_room(self, post: bool) -> bool:

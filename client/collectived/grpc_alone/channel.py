@@ -76,9 +76,7 @@ class GrpcChannel(RankChannel):
             self._collectives[description.id] = codec.collective_to_proto(collective)
         return description
 
-    def _try_submit(
-        self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
-    ) -> bool:
+    def _try_submit(self, call: Call, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]) -> bool:
         """Submissions may overtake each other: the worker goes by their numbers."""
         with self.mutex:
             if self.rank_state.verdict is not None:
@@ -90,11 +88,11 @@ class GrpcChannel(RankChannel):
             # Copying its value may have cost all its time, and the verdict still has to come.
             if deadline is not None:
                 call.set_deadline(max(deadline.at, min(monotonic(), deadline.at + call.copy_seconds)))
-            submission = self._make_submission(call, timeout, 0.0 if deadline is None else deadline.to_wire())
+            submission = self._make_submission(call, 0.0 if deadline is None else deadline.to_wire())
         submission.begin()
         return True
 
-    def _make_submission(self, call: Call, timeout: float, remaining: float) -> Submission:
+    def _make_submission(self, call: Call, remaining: float) -> Submission:
         described = self._collectives[call.prepared.id]
         header = worker_pb2.SubmitHeader(
             session=self._session,
@@ -103,8 +101,8 @@ class GrpcChannel(RankChannel):
             generation=call.generation,
             instance=call.instance,
             collective=described,
-            timeout_seconds=timeout if timeout - remaining < _NEGLIGIBLE else remaining,
-            asked_seconds=timeout,
+            timeout_seconds=call.timeout if call.timeout - remaining < _NEGLIGIBLE else remaining,
+            asked_seconds=call.timeout,
         )
         staging: HeapStaging | None = call.staging
         elsewhere = described.HasField("broadcast") and described.broadcast.root != self.rank_state.rank

@@ -62,9 +62,7 @@ class Doorbell(RankChannel):
         self._last_received = self._last_pinged = 0.0
         self._has_heard = False  # anything
 
-    def _try_submit(
-        self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
-    ) -> bool:
+    def _try_submit(self, call: Call, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]) -> bool:
         with self._submit_lock:  # numbers are given under the lock under which they are sent
             with self.mutex:
                 standing = self.rank_state
@@ -76,7 +74,7 @@ class Doorbell(RankChannel):
                 self._last_received = monotonic()
                 event, preceding = self._record_input_event(call) if call.has_input_event else (0, ())
                 self._register(call)
-                message = self._encode_submit(call, event, timeout, deadline, addresses)
+                message = self._encode_submit(call, event, deadline, addresses)
                 sent = not preceding and seqpacket.send(self._socket, message, 0.0)
             if not sent:  # the worker is behind, or gone: others may hear of what is in flight meanwhile
                 sent = all(self._send(one, call) for one in (*preceding, message))
@@ -88,7 +86,7 @@ class Doorbell(RankChannel):
         return True
 
     def _encode_submit(
-        self, call: Call, event: int, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
+        self, call: Call, event: int, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
     ) -> bytes:
         submit = messages.Submit(
             call.generation,
@@ -98,7 +96,7 @@ class Doorbell(RankChannel):
             call.staging is not None,
             addresses,
             self._in_flight.results.pop_released(),
-            timeout,
+            call.timeout,
             call.output,
         )
         if call.is_stream_ordered:

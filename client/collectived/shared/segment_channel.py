@@ -95,11 +95,9 @@ class SegmentChannel(Doorbell):
             return super().make_call(prepared, arrays, located, spec)
         return (LetterCall if prepared.is_p2p else SegmentCall)(prepared, arrays, spec)
 
-    def _try_submit(
-        self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
-    ) -> bool:
+    def _try_submit(self, call: Call, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]) -> bool:
         if not isinstance(call, SegmentCall):
-            return super()._try_submit(call, timeout, deadline, addresses)
+            return super()._try_submit(call, deadline, addresses)
         if self.rank_state.verdict is not None:
             call.end(self.rank_state.verdict)
             return True
@@ -191,8 +189,8 @@ class SegmentChannel(Doorbell):
             self.abort(call_site.describe_error(error, error.__traceback__))
             raise
 
-    def remember(self, call: Call, operation: Operation, value: Any, frame: FrameType, timeout: float | None) -> None:
-        self._repeats.add(call, operation, value, frame, timeout)
+    def remember(self, call: Call, operation: Operation, value: Any, frame: FrameType) -> None:
+        self._repeats.add(call, operation, value, frame)
 
     # Sends and receives
 

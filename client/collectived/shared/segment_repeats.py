@@ -138,7 +138,7 @@ class Repeats:
     def find(self, operation: Operation, value: Any, frame: FrameType) -> Repeat | None:
         return self._known.get(_make_key(operation, value, frame))
 
-    def add(self, call: Call, operation: Operation, value: Any, frame: FrameType, timeout: float | None) -> None:
+    def add(self, call: Call, operation: Operation, value: Any, frame: FrameType) -> None:
         """Remember a call that has ended well, if it may be run again."""
         program = call.prepared.segment_program
         if not isinstance(call, SegmentCall):
@@ -158,7 +158,7 @@ class Repeats:
                 return
         if len(self._known) >= _MAX_REPEATS:
             self._known.clear()
-        nanoseconds = int((timeout or 0.0) * 1e9)
+        nanoseconds = int(call.timeout * 1e9)
         self._known[_make_key(operation, value, frame)] = Repeat(
             frame.f_code, call.generation, program, call.prepared, nanoseconds, result, kind, call.prepared.accepts_any
         )

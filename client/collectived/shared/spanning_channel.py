@@ -32,12 +32,10 @@ class SpanningChannel(SegmentChannel):
             return SegmentCall(prepared, arrays, spec)
         return Doorbell.make_call(self, prepared, arrays, located, spec)
 
-    def _try_submit(
-        self, call: Call, timeout: float, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]
-    ) -> bool:
+    def _try_submit(self, call: Call, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]) -> bool:
         if not self._engines.is_declined and self.rank_state.verdict is None:
             self._require_engine(deadline)  # numbers are its
-        return super()._try_submit(call, timeout, deadline, addresses)
+        return super()._try_submit(call, deadline, addresses)
 
     def _has_room(self, post: bool) -> bool:
         engine = self._engines.get(self.rank_state.generation)  # of a generation that may have begun since
