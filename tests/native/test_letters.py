@@ -91,6 +91,22 @@ def test_a_receiver_that_looks_for_long_sees_each_part_of_a_long_letter() -> Non
     assert max(as_threads(2, body, geometry=ROOMY, waiting=looks)) < rounds * 0.3
 
 
+def test_a_receive_that_another_thread_has_described_meanwhile_is_collected_when_it_is_complete() -> None:
+    def body(engine: core.Engine, rank: int) -> list[int]:
+        if rank == 0:
+            send(engine, 1, make_bytes(100))
+            return []
+        job = engine.receive(0, 0, None, 0, None, core.NOTIFYING)
+        assert job is not None
+        settle(lambda: engine.advance(1 << 20) is not None and job.state() == core.DESCRIBE)
+        describe(job)  # it is listed to be collected, and goes on
+        states = [job.state() for one in engine.collect(0)]
+        settle(lambda: engine.advance(1 << 20) is not None and job.state() == core.COMPLETE)
+        return states + [one.state() for one in engine.collect(0)]
+
+    assert as_threads(2, body) == [[], [core.PENDING, core.COMPLETE]]
+
+
 @pytest.mark.parametrize("size", [10, 5000, 3 * RING])
 def test_both_may_send_first(size: int) -> None:
     def body(engine: core.Engine, rank: int) -> bool:

@@ -285,7 +285,7 @@ static PyObject *engine_collect(PyObject *self, PyObject *timeout) {
     for (struct job *job = found ? engine_collect_finished(e->engine) : NULL; job;) {
         struct job *next = job->next_finished;
         if (PyList_Append(found, job->owner)) PyErr_Clear(); /* it can still be waited for */
-        if (atomic_load(&job->state) != DESCRIBE) job->notify = 0;
+        if (is_over(((Job *)job->owner)->held)) job->notify = 0; /* another thread may have described it meanwhile */
         job = next;
     }
     reap(e);
