@@ -33,13 +33,13 @@ from collectived_proto.options import CollectiveHints, CommunicationOptions
 from collectived_proto.types import RELEASE, CommunicationImplementation, Member, ReduceOp
 
 if TYPE_CHECKING:
-    from collectived import testing
+    from collectived import mpi, testing
 else:
 
     def __getattr__(name: str) -> ModuleType:
-        """`testing`, once somebody asks for it: what starts daemons takes a tenth of what all else takes to import."""
-        if name == "testing":
-            return import_module("collectived.testing")
+        """`mpi` and `testing`, once somebody asks for them: importing them takes time, and few programs need them."""
+        if name in ("mpi", "testing"):
+            return import_module(f"collectived.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -78,6 +78,7 @@ __all__ = [
     "errors",
     "get_replica_context",
     "integrations",
+    "mpi",
     "testing",
     "wait",
 ]

@@ -43,6 +43,7 @@ CONTENTS = {
         "environment",
         "integrations",
         HOOK,
+        "mpi",
         "testing",
         "testing.local",
         "testing.LocalJob",

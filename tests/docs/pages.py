@@ -220,6 +220,8 @@ def module_page(module: ModuleType) -> list[str]:
     parts = Docstring.of(module).description
     if module is cd.integrations:  # its modules are not imported, for their libraries need not be here
         return [*parts, f"| name | |\n|---|---|\n| `{HOOK}` | {summary(HOOK)} |"]
+    if module is cd.mpi:
+        return [*parts, *call_table(cd.mpi.Comm), *call_table(cd.mpi.Request), *call_table(cd.mpi.Status)]
     for inner in [module, *(vars(module)[one] for one in module.__all__ if isinstance(vars(module)[one], ModuleType))]:
         where = inner.__name__.partition(".")[2]
         own = [one for one in inner.__all__ if not isinstance(vars(inner)[one], ModuleType)]
@@ -228,6 +230,27 @@ def module_page(module: ModuleType) -> list[str]:
             rows = "".join(f"\n| `{one}` | {summary(one)} |" for one in own)
             parts += [f"`cd.{where}`:", "| name | |\n|---|---|" + rows]
     return parts
+
+
+def call_table(cls: type[Any]) -> list[str]:
+    """The methods of a class that has no page, and what each does; those without words are said to be like another."""
+    rows = ""
+    for name, member in vars(cls).items():
+        if not name.startswith("_") and member.__doc__:
+            text = joined(Docstring.of(member).description[0])
+            shown = name if isinstance(member, property) else f"{name}({', '.join(call_arguments(member))})"
+            rows += f"\n| `{shown}` | {text} |"
+    return [f"## `{cls.__name__}`", *Docstring.of(cls).description, "| call | |\n|---|---|" + rows]
+
+
+def call_arguments(member: Any) -> list[str]:
+    function = member.__func__ if isinstance(member, staticmethod) else member
+    given = inspect.signature(function).parameters.values()
+    return [
+        one.name if one.default is one.empty else f"{one.name}={getattr(one.default, 'name', one.default)}"
+        for one in given
+        if one.name != "self"
+    ]
 
 
 def errors_page() -> tuple[list[str], list[str]]:
@@ -270,7 +293,7 @@ def outcome(op: cd.ReduceOp, dtype: DType) -> str:
 def example(name: str) -> list[str]:
     source = (EXAMPLES / f"{name}.py").read_text().strip("\n")
     ran = "two ranks, each with a `session` and a `group` of its own"
-    if re.search(r"^import collectived", source, re.MULTILINE):
+    if re.search(r"^(import|from) collectived", source, re.MULTILINE):
         ran = "`collectived launch --workers 2`"
     return [f"Run by {ran}; comments show what rank 0 prints.", f"```python\n{source}\n```"]
 

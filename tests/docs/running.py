@@ -22,7 +22,7 @@ _WITHIN = 150  # seconds; how quick a program is, no snippet promises
 
 def printed(cluster: Cluster, source: str, name: str) -> list[str]:
     """The lines that rank 0 prints; raises what a snippet raises."""
-    program = re.search(r"^import collectived", source, re.MULTILINE)
+    program = re.search(r"^(import|from) collectived", source, re.MULTILINE)
     return as_processes(cluster, source) if program else as_threads(cluster, source, name)
 
 

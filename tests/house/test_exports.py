@@ -34,6 +34,7 @@ def test_what_users_import() -> None:
         "errors",
         "get_replica_context",
         "integrations",
+        "mpi",
         "testing",
         "wait",
     ]

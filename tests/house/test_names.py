@@ -24,7 +24,7 @@ SOURCES = {
 # The native core has C files too, a build of its own, and a protocol, which README.md describes.
 NATIVE = {path.stem for path in (ROOT / "native").rglob("*.*")} | {"protocol"}
 # Private to programs that never meet, or the same thing in client and runtime.
-MAY_REPEAT = {"Client", "Cuda", "Daemon", "Frame", "Generation", "Row", "Screen", "Session", "Submission"}
+MAY_REPEAT = {"Client", "Cuda", "Daemon", "Frame", "Generation", "Request", "Row", "Screen", "Session", "Submission"}
 # A seat is a place in a segment now.
 # `lanes/...` are names of algorithms; DLPack has lanes of its own; on the wire and in metrics a group loop is a lane.
 GONE = re.compile(r"\b(bells?|crew|hurts|ledger|porter|strands?|workshop|errands?|telling|lingering)\b")

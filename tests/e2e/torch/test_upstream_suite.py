@@ -9,10 +9,10 @@ eight ranks, ten are disabled upstream. So some 66 is all that a CPU backend by 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 import pytest
-from tests.e2e.torch.upstream import Outcome, run_suite
+from tests.e2e.torch.upstream import run_suite
+from tests.e2e.upstream_outcomes import failures, passes
 
 pytest.importorskip("torch", reason="torch is not installed: make test-torch")
 pytest.importorskip("expecttest", reason="PyTorch's own tests need expecttest: make test-torch")
@@ -44,14 +44,6 @@ CANNOT_PASS = {  # with the reason; of those that decorators give to Gloo alone
 everything = pytest.mark.skipif(
     not os.environ.get("COLLECTIVED_TEST_UPSTREAM"), reason="takes minutes: COLLECTIVED_TEST_UPSTREAM=1"
 )
-
-
-def failures(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    return {outcome.name: outcome.why for outcome in outcomes if outcome.how == "fail"}
-
-
-def passes(outcomes: Sequence[Outcome]) -> int:
-    return sum(outcome.how == "pass" for outcome in outcomes)
 
 
 @pytest.mark.timeout(300)

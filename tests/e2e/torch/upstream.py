@@ -19,21 +19,15 @@ import unittest
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from tests.e2e.upstream_outcomes import Outcome, PrintedResult, read_outcomes
 
 import collectived as cd
 
 ROOT = Path(__file__).parents[3]
 WORKERS = 2
 _WORKERS_VARIABLE = "COLLECTIVED_TEST_WORKERS"
-
-
-class Outcome(NamedTuple):
-    """How one test ended: `how` is pass, skip or fail."""
-
-    how: str
-    name: str
-    why: str
 
 
 def run_suite(
@@ -63,7 +57,7 @@ def run_suite(
         ended = subprocess.run(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, timeout=timeout, check=True
         )
-    return [Outcome(*line.split("\t")) for line in ended.stdout.splitlines() if line.count("\t") == 2]
+    return read_outcomes(ended.stdout)
 
 
 def make_test_class(like: str) -> Any:
@@ -96,26 +90,9 @@ def make_test_class(like: str) -> Any:
     return TestForked
 
 
-class _Printed(unittest.TestResult):
-    def tell(self, how: str, test: Any, why: str = "") -> None:
-        said = [line.strip() for line in why.splitlines() if line.strip()]
-        print(how, test._testMethodName, " | ".join(said[-6:])[-900:].replace("\t", " "), sep="\t", flush=True)
-
-    def addSuccess(self, test: unittest.TestCase) -> None:
-        self.tell("pass", test)
-
-    def addSkip(self, test: unittest.TestCase, reason: str) -> None:
-        self.tell("skip", test, reason)
-
-    def addFailure(self, test: unittest.TestCase, err: Any) -> None:
-        self.tell("fail", test, self._exc_info_to_string(err, test))  # type: ignore[attr-defined]
-
-    addError = addFailure
-
-
 def _run_inner(patterns: Sequence[str], like: str) -> None:
     tests = make_test_class(like)
-    result = _Printed()
+    result = PrintedResult()
     for name in unittest.TestLoader().getTestCaseNames(tests):
         if any(fnmatch(name, pattern) for pattern in patterns):
             tests(name).run(result)

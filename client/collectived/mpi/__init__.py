@@ -1,0 +1,121 @@
+"""mpi4py's calls in capitals, on groups: `from collectived import mpi as MPI` in place of `from mpi4py import MPI`.
+
+`COMM_WORLD` is the process's default group, joined from the environment at its first use. `Comm(group)` is the same for
+any other group, and `comm.group` has all that MPI has no name for: timeouts, members, `rejoin`.
+
+A buffer is an array, or whatever else has host memory: one of NumPy, a tensor, `bytearray`, `array.array`. As in mpi4py
+it may stand in a list with a count, counts and displacements, and a datatype: `[x, MPI.DOUBLE]`, `[x, 3]`,
+`[x, counts]`, `[x, (counts, displs)]`, `[x, counts, displs, MPI.INT]`. Datatypes are dtypes of NumPy.
+
+Calls in small letters are not offered, for nothing is ever pickled: `comm.group.all_reduce("sum", 3)` and its like take
+numbers and nests of arrays.
+"""
+
+from collectived.errors import CollectiveError as Exception
+from collectived.mpi.communicator import Comm
+from collectived.mpi.constants import (
+    ANY_SOURCE,
+    ANY_TAG,
+    BAND,
+    BOOL,
+    BOR,
+    BXOR,
+    BYTE,
+    C_BOOL,
+    C_DOUBLE_COMPLEX,
+    C_FLOAT_COMPLEX,
+    CHAR,
+    COMM_TYPE_SHARED,
+    COMPLEX,
+    DOUBLE,
+    DOUBLE_COMPLEX,
+    FLOAT,
+    IN_PLACE,
+    INT,
+    INT8_T,
+    INT16_T,
+    INT32_T,
+    INT64_T,
+    LONG,
+    LONG_LONG,
+    MAX,
+    MIN,
+    PROC_NULL,
+    PROD,
+    SHORT,
+    SIGNED_CHAR,
+    SUM,
+    UINT8_T,
+    UINT16_T,
+    UINT32_T,
+    UINT64_T,
+    UNDEFINED,
+    UNSIGNED,
+    UNSIGNED_CHAR,
+    UNSIGNED_INT,
+    UNSIGNED_LONG,
+    UNSIGNED_LONG_LONG,
+    UNSIGNED_SHORT,
+    Get_processor_name,
+    Wtime,
+)
+from collectived.mpi.process import COMM_NULL, COMM_SELF, COMM_WORLD
+from collectived.mpi.requests import REQUEST_NULL, Request, Status
+
+Intracomm = Comm
+
+__all__ = [
+    "ANY_SOURCE",
+    "ANY_TAG",
+    "BAND",
+    "BOOL",
+    "BOR",
+    "BXOR",
+    "BYTE",
+    "CHAR",
+    "COMM_NULL",
+    "COMM_SELF",
+    "COMM_TYPE_SHARED",
+    "COMM_WORLD",
+    "COMPLEX",
+    "C_BOOL",
+    "C_DOUBLE_COMPLEX",
+    "C_FLOAT_COMPLEX",
+    "DOUBLE",
+    "DOUBLE_COMPLEX",
+    "FLOAT",
+    "INT",
+    "INT16_T",
+    "INT32_T",
+    "INT64_T",
+    "INT8_T",
+    "IN_PLACE",
+    "LONG",
+    "LONG_LONG",
+    "MAX",
+    "MIN",
+    "PROC_NULL",
+    "PROD",
+    "REQUEST_NULL",
+    "SHORT",
+    "SIGNED_CHAR",
+    "SUM",
+    "UINT16_T",
+    "UINT32_T",
+    "UINT64_T",
+    "UINT8_T",
+    "UNDEFINED",
+    "UNSIGNED",
+    "UNSIGNED_CHAR",
+    "UNSIGNED_INT",
+    "UNSIGNED_LONG",
+    "UNSIGNED_LONG_LONG",
+    "UNSIGNED_SHORT",
+    "Comm",
+    "Exception",
+    "Get_processor_name",
+    "Intracomm",
+    "Request",
+    "Status",
+    "Wtime",
+]
