@@ -48,7 +48,7 @@ test-unit: $(READY) ## run the tests that start no daemons: a minute
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) tests/house tests/proto tests/client tests/runtime tests/launcher tests/fakes
 
 test-torch: $(TORCH_VENV)/installed $(NATIVE) ## run the tests that need PyTorch, and all of PyTorch's own, in an environment of their own
-	COLLECTIVED_TEST_UPSTREAM=1 $(TORCH_VENV)/bin/python -m pytest $(PYTEST_OPTIONS) tests/client/integrations tests/client/values/test_indexed_slices.py tests/e2e/torch \
+	COLLECTIVED_TEST_UPSTREAM=1 $(TORCH_VENV)/bin/python -m pytest -o faulthandler_timeout=0 $(PYTEST_OPTIONS) tests/client/integrations tests/client/values/test_indexed_slices.py tests/e2e/torch \
 	    tests/e2e/examples/test_torch_elastic_example.py tests/docs/test_examples.py tests/docs/test_snippets.py
 
 test-mpi: $(READY) .$(MPI4PY)/test ## run mpi4py's own tests over collectived.mpi: four minutes
