@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -284,3 +286,59 @@ def test_what_is_small_goes_across_hosts_by_the_worker(
     watcher.close()
     os.close(knock)
     os.close(descriptor)
+
+
+@pytest.fixture
+def alone() -> Iterator[tuple[core.Engine, core.Job, socket.socket]]:
+    """A rank that waits for another one in a barrier and has made itself known; the other end of its doorbell."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    geometry = make_geometry(2)
+    descriptor = segment.create(geometry)
+    engine = segment.attach(descriptor, geometry, 0, doorbell=near.fileno())
+    with near, far:
+        job = engine.run(make_plan(engine, core.BARRIER), (), (), 0, None)
+        assert job is not None
+        yield engine, job, far
+        engine.detach()
+    os.close(descriptor)
+
+
+Alone = tuple["core.Engine", "core.Job", socket.socket]
+
+
+def list_looks(job: core.Job, seconds: float) -> list[int]:
+    """What a caller is told that waits for so long."""
+    end, states = time.monotonic() + seconds, []
+    while time.monotonic() < end:
+        states.append(job.wait(-1))
+    return states
+
+
+def test_who_waits_for_a_collective_looks_up_seldom(alone: Alone) -> None:
+    _, job, _ = alone
+    assert len(list_looks(job, 1.0)) <= 5
+
+
+def test_who_waits_for_a_collective_looks_up_when_its_doorbell_has_something_to_read(alone: Alone, delays: Any) -> None:
+    _, job, far = alone
+    far.send(b"news")
+
+    def story() -> None:
+        looks = list_looks(job, 1.0)  # it is not read, and told again
+        assert set(looks) == {core.KNOCK} and len(looks) > 6
+
+    delays.hold(story)
+
+
+def test_callers_that_are_roused_look_up_and_do_so_often(alone: Alone, delays: Any) -> None:
+    engine, job, _ = alone
+    waiting = threading.Thread(target=job.wait, args=(-1,))
+    waiting.start()
+    engine.rouse()
+    waiting.join(30)
+
+    def story() -> None:
+        looks = list_looks(job, 1.0)
+        assert set(looks) == {core.KNOCK} and len(looks) > 6
+
+    delays.hold(story)

@@ -43,8 +43,6 @@ from collectived_proto.ipc import messages
 from collectived_proto.rows import lacks_axis
 from collectived_proto.types import GroupInfo, Operation, Verdict
 
-Buffers = tuple[Array, ...]
-
 _VERDICT_TIMEOUT = 2.0  # seconds in which a worker that lives says why nothing completes any more
 _LATE_VERDICT_TIMEOUT = 0.09  # the same where the call's deadline has passed, which the worker has noticed before
 _LOOK_INTERVAL = 0.001  # seconds between two looks at the packs of a call that are complete, or at a cancel
@@ -111,11 +109,7 @@ class SegmentChannel(Doorbell):
         if not isinstance(program, SegmentProgram) or program.engine is not engine:
             program = SegmentProgram(engine, call.prepared, self.rank_state.rank, self._size, self._engines.worker_seat)
             call.prepared.segment_program = program
-        inputs, outputs = call.make_buffers(program.first)
-        nanoseconds = 0 if deadline is None else int(deadline.remaining() * 1e9)
-        if deadline is not None and not nanoseconds:
-            raise DeadlineExceededError("its time was over before it could be submitted")
-        self._start(call, engine, program, inputs, outputs, nanoseconds)
+        self._start(call, engine, program, deadline)
         return True
 
     def _require_engine(self, deadline: Deadline | None) -> core.Engine:
@@ -139,15 +133,13 @@ class SegmentChannel(Doorbell):
         self._fail(call, core.MISMATCH)
 
     def _start(
-        self,
-        call: SegmentCall,
-        engine: core.Engine,
-        program: SegmentProgram,
-        inputs: Buffers,
-        outputs: Buffers,
-        nanoseconds: int,
+        self, call: SegmentCall, engine: core.Engine, program: SegmentProgram, deadline: Deadline | None
     ) -> None:
         plan, asked = program.first.plan, int(call.timeout * 1e9)
+        inputs, outputs = call.make_buffers(program.first)
+        nanoseconds = 0 if deadline is None else int(deadline.remaining() * 1e9)
+        if deadline is not None and not nanoseconds:
+            raise DeadlineExceededError("its time was over before it could be submitted")
         call.assign_instance(self.rank_state.generation, engine.next_instance())  # from here on it may have its number
         if call.is_async:
             job = engine.submit(plan, inputs, outputs, nanoseconds, program.blob, program.may_describe, asked)
@@ -480,6 +472,11 @@ class SegmentChannel(Doorbell):
             self._end_call(call, verdict)
         else:
             super()._give_up(call, verdict)
+
+    def cancel(self, why: str, aborts: bool) -> None:
+        super().cancel(why, aborts)
+        with self.mutex:
+            self._engines.rouse()
 
     def _close(self) -> None:
         self._engines.leave()

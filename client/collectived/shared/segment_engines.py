@@ -68,6 +68,11 @@ class SegmentEngines:
             if descriptor >= 0:
                 os.close(descriptor)
 
+    def rouse(self) -> None:
+        """Have whoever waits in them look up: there is something to see that did not come from the worker."""
+        for engine in self._engines.values():
+            engine.rouse()
+
     def leave(self) -> None:
         """Take part in nothing later."""
         for engine in self._engines.values():

@@ -214,8 +214,8 @@ static int state_of(const struct engine *e, struct job *job) {
     return atomic_load(&e->unfinished) && !atomic_load(&e->closing) ? PENDING : COMPLETE;
 }
 
-/* Sleeps as the leader, who leads no more while it sleeps. */
-static void sleep_leading(struct engine *e, struct job *job, u64 until) {
+/* Sleeps as the leader, who leads no more while it sleeps; whether a signal has ended that. */
+static int sleep_leading(struct engine *e, struct job *job, u64 until) {
     struct meeting_place *place = place_of(e->segment, e->seat);
     u32 rung = atomic_load(&place->bell);
     atomic_fetch_add(&place->asleep, 1);
@@ -223,28 +223,40 @@ static void sleep_leading(struct engine *e, struct job *job, u64 until) {
     if (until && until < latest) latest = until;
     int came = arm(e) || letters_came(e);
     resign(e);
-    if (!came && state_of(e, job) == PENDING && latest > t) sleep_on_bell(e, rung, latest - t);
+    int signalled = !came && state_of(e, job) == PENDING && latest > t && sleep_on_bell(e, rung, latest - t);
     atomic_fetch_sub(&place->asleep, 1);
+    return signalled;
 }
 
-static void follow(struct engine *e, struct job *job, u64 nanoseconds) {
+static int follow(struct engine *e, struct job *job, u64 nanoseconds) {
     atomic_fetch_add(&e->followers, 1);
     u32 heard = atomic_load(&e->news);
-    if (state_of(e, job) == PENDING && atomic_load(&e->leader)) sleep_on(&e->news, heard, nanoseconds);
+    int signalled = state_of(e, job) == PENDING && atomic_load(&e->leader) && sleep_on(&e->news, heard, nanoseconds);
     atomic_fetch_sub(&e->followers, 1);
+    return signalled;
 }
 
 static int is_decided(const struct engine *e, const struct job *job) {
     return job->kind == COLLECTIVE && outcome(load(&head_of(e->segment)->decided), job->instance) == COMPLETE;
 }
 
+/* When the caller is to look up. Of a collective it makes itself known once, and then there is little to see. */
+static u64 find_knock(struct engine *e, const struct job *job, const struct waiting *how, u64 t) {
+    if (!job || !how->began) return ~(u64)0;
+    int is_known = job->kind == COLLECTIVE && job->knock_at > job->began + KNOCK_AFTER;
+    if (is_known && atomic_load(&e->rung) && atomic_exchange(&e->rung, 0)) return t;
+    if (is_known && !atomic_load(&e->is_roused)) return how->began + KNOCK_EVERY;
+    u64 looked = how->began + SLEEP_MOST;
+    return job->knock_at < looked ? job->knock_at : looked;
+}
+
 /* Until when the caller need not look up; 0: now it has to return `result`. */
 static u64 next_duty(struct engine *e, struct job *job, struct waiting *how, int *result) {
     u64 t = engine_now(e), until = t + SLEEP_MOST;
-    u64 knock_at = !job || !how->knock_at ? ~(u64)0 : job->knock_at < how->knock_at ? job->knock_at : how->knock_at;
+    u64 knock_at = find_knock(e, job, how, t);
     int knocks = t >= knock_at, over = how->until && t >= how->until;
     *result = PENDING;
-    if (how->interrupted && (knocks || over || t - how->looked >= LOOK_EVERY) && !(job && is_decided(e, job))) {
+    if (how->interrupted && (knocks || over || t - how->looked >= SLEEP_MOST) && !(job && is_decided(e, job))) {
         how->looked = t;
         if (how->interrupted(how->argument)) {
             if (job) end_now(e->segment, INTERRUPTED, e->seat);
@@ -255,28 +267,33 @@ static u64 next_duty(struct engine *e, struct job *job, struct waiting *how, int
     if (knocks) job->knock_at = t + SLEEP_MOST;
     if (knocks) *result = KNOCK;
     if (knocks || over) return 0;
-    if (how->interrupted && how->looked + LOOK_EVERY < until) until = how->looked + LOOK_EVERY;
+    if (how->interrupted && how->looked + SLEEP_MOST < until) until = how->looked + SLEEP_MOST;
     if (how->until && how->until < until) until = how->until;
     if (knock_at < until) until = knock_at;
     return until;
 }
 
 int engine_wait(struct engine *e, struct job *job, struct waiting *how) {
-    int result = PENDING;
+    int result = PENDING, slept = 0; /* since anything moved: what has not come by then takes longer than spinning pays */
     atomic_fetch_add(&e->inside, 1);
     while ((result = state_of(e, job)) == PENDING) {
         u64 until = next_duty(e, job, how, &result);
         if (!until) break;
         if (!lead(e)) {
             u64 t = engine_now(e);
-            if (until > t) follow(e, job, until - t);
+            if (until > t && follow(e, job, until - t)) how->looked = 0;
             continue;
         }
         int moved = 1;
         while (state_of(e, job) == PENDING && (moved = advance(e)) && engine_now(e) < until) {}
         if (moved) look_around(e, engine_now(e)); /* a rank that never sleeps must not miss a deadline either */
-        if (moved || state_of(e, job) != PENDING || spin(e)) resign(e);
-        else sleep_leading(e, job, until);
+        slept = slept && !moved;
+        if (moved || state_of(e, job) != PENDING || (!slept && spin(e))) {
+            resign(e);
+            continue;
+        }
+        if (sleep_leading(e, job, until)) how->looked = 0;
+        slept = 1;
     }
     atomic_fetch_sub(&e->inside, 1);
     return result;
@@ -351,7 +368,7 @@ void engine_await_finished(struct engine *e, struct waiting *how) {
         int there = e->finished != NULL;
         pthread_mutex_unlock(&e->lock);
         u64 until = there ? 0 : next_duty(e, NULL, how, &result), t = engine_now(e);
-        if (until > t) sleep_on(&e->news, heard, until - t);
+        if (until > t && sleep_on(&e->news, heard, until - t)) how->looked = 0;
         atomic_fetch_sub(&e->followers, 1);
         if (!until) break;
     }
@@ -381,6 +398,12 @@ void engine_operate(struct engine *e, int is_operated) {
     e->is_operated = is_operated;
     atomic_store(&place->is_operated, (u32)is_operated);
     atomic_fetch_add(&place->asleep, is_operated ? 1 : (u32)-1); /* always asleep, as far as others know */
+}
+
+void engine_rouse(struct engine *e) {
+    atomic_store(&e->is_roused, 1);
+    tell(e);
+    ring(e->segment, e->seat);
 }
 
 void engine_leave(struct engine *e) {

@@ -15,9 +15,9 @@
 
 enum { MILLISECOND = 1000000 };
 enum {
-    LOOK_EVERY = 20 * MILLISECOND,  /* between two looks at signals */
-    SLEEP_MOST = 50 * MILLISECOND,  /* a sleeper looks at everything then, whoever should have woken it */
+    SLEEP_MOST = 50 * MILLISECOND,  /* a sleeper looks at everything then, whoever should have woken it, and at signals */
     KNOCK_AFTER = 20 * MILLISECOND, /* of waiting, the worker is told */
+    KNOCK_EVERY = 5 * SLEEP_MOST,   /* a caller looks up that waits for a collective, though nothing rings */
     GRACE = 150 * MILLISECOND,      /* after a deadline the worker decides; a rank by itself after so long */
 };
 
@@ -64,7 +64,7 @@ struct job {
 
 struct waiting { /* what the calling thread brings along */
     u64 until;       /* by the engine's clock; 0: for ever */
-    u64 knock_at;    /* return KNOCK then, or when the job has waited for so long that it is due; 0: never */
+    u64 began;       /* by the same clock; 0: the caller looks up at nothing, and KNOCK is never returned */
     /* Looks at signals, with the GIL; not 0: an exception is set. NULL: this thread has none. */
     int (*interrupted)(void *);
     void *argument;
@@ -78,6 +78,8 @@ struct engine {
     u64 epoch;
     i64 clock_offset;
     int knock, doorbell, is_operated;
+    a32 rung;                         /* the doorbell has something to read, which its reader is to be told */
+    a32 is_roused;                    /* callers look up every SLEEP_MOST */
     struct common common;
     /* The queue. `lock` is held for a few instructions only. */
     pthread_mutex_t lock;
@@ -124,6 +126,8 @@ u64 engine_now(const struct engine *e);
 void engine_operate(struct engine *e, int is_operated);
 /* Whether all others have come to instance `n`; else this seat is rung when the first of those has that have not. */
 int engine_attend(struct engine *e, u64 n);
+/* Has callers that wait look up, and often from here on. */
+void engine_rouse(struct engine *e);
 /* Takes part in nothing later. */
 void engine_leave(struct engine *e);
 
@@ -169,13 +173,13 @@ int glance(struct engine *e, u64 nanoseconds);
 int spin(struct engine *e);
 /* Has the engine's seat woken when what it waits for comes; whether it has come already. */
 int arm(struct engine *e);
-/* Sleeps on the seat's bell unless it has rung since `rung`. */
-void sleep_on_bell(struct engine *e, u32 rung, u64 nanoseconds);
+/* Sleeps on the seat's bell unless it has rung since `rung`; whether a signal has ended that. */
+int sleep_on_bell(struct engine *e, u32 rung, u64 nanoseconds);
 /* Of this process alone. */
-void sleep_on(a32 *word, u32 value, u64 nanoseconds);
+int sleep_on(a32 *word, u32 value, u64 nanoseconds);
 void wake_all(a32 *word);
-/* Whether the worker's end of the doorbell is closed. */
-int worker_is_gone(const struct engine *e);
+/* Whether the worker's end of the doorbell is closed; notes whether there is something to read. */
+int worker_is_gone(struct engine *e);
 void knock_for(struct engine *e, u64 instance);
 
 #endif

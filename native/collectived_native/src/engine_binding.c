@@ -88,7 +88,7 @@ static int interrupted(void *argument) {
 static int wait_for(Engine *e, struct job *job, u64 until, int *raised) {
     PyThreadState *state = PyEval_SaveThread();
     struct waiting how = {.until = until, .interrupted = interrupted, .argument = &state, .looked = engine_now(e->engine)};
-    how.knock_at = how.looked + SLEEP_MOST;
+    how.began = how.looked;
     int found = engine_wait(e->engine, job, &how);
     *raised = how.raised;
     if (how.raised) { /* the generation has ended with it: until the job has, others may read its memory */
@@ -344,6 +344,13 @@ static PyObject *engine_leave_group(PyObject *self, PyObject *unused) {
     return none();
 }
 
+static PyObject *engine_rouse_callers(PyObject *self, PyObject *unused) {
+    Engine *e = (Engine *)self;
+    (void)unused;
+    if (e->segment && segment_is_ours(e->epoch)) engine_rouse(e->engine);
+    return none();
+}
+
 static PyObject *engine_detach(PyObject *self, PyObject *unused) {
     Engine *e = (Engine *)self;
     (void)unused;
@@ -421,6 +428,7 @@ static PyMethodDef engine_methods[] = {
     {"skip", engine_skip_instance, METH_NOARGS, "Leave out a number: its collective is not carried out here."},
     {"next_instance", engine_next_instance, METH_NOARGS, "The number of the next collective."},
     FAST_METHOD("abort", engine_abort, "End the open instance; its number."),
+    {"rouse", engine_rouse_callers, METH_NOARGS, "Have whoever waits look up, and often from here on."},
     {"leave", engine_leave_group, METH_NOARGS, "Take part in nothing later."},
     {"detach", engine_detach, METH_NOARGS, "End the thread and unmap the segment."},
     {NULL, NULL, 0, NULL},

