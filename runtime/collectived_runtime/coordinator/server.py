@@ -11,27 +11,19 @@ from collections.abc import Awaitable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-import grpc.aio
-
 from collectived_proto.config.daemons import CoordinatorSettings
 from collectived_proto.v1 import coordinator_pb2_grpc, status_pb2
-from collectived_runtime.auth.callers import CallerIdentifier
 from collectived_runtime.auth.certificates import Certificates, load_certificates
-from collectived_runtime.auth.credentials import TokenAuthenticator, create_authenticator
-from collectived_runtime.auth.peers import resolve_allowed_users
-from collectived_runtime.auth.unix_proxy import PeerCredentialProxy
+from collectived_runtime.auth.credentials import TokenAuthenticator
 from collectived_runtime.coordinator import files
 from collectived_runtime.coordinator.core.coordinator import Coordinator
 from collectived_runtime.coordinator.files import TaskIdFile, next_epoch
 from collectived_runtime.coordinator.service import CoordinatorService
-from collectived_runtime.grpc_server.aborts import AbortInterceptor
-from collectived_runtime.grpc_server.authentication import AuthInterceptor, check_exposed
+from collectived_runtime.grpc_server.authentication import check_exposed
+from collectived_runtime.grpc_server.guard import ServerGuard
 from collectived_runtime.grpc_server.health import Health, add_reflection
-from collectived_runtime.grpc_server.throttling import ThrottleInterceptor
-from collectived_runtime.grpc_server.validation import ValidationInterceptor
-from collectived_runtime.limits.descriptors import RESERVED_DESCRIPTORS, compute_connection_limit, raise_limit
+from collectived_runtime.limits.descriptors import RESERVED_DESCRIPTORS, compute_connection_limit
 from collectived_runtime.limits.quota_settings import GroupLimits
-from collectived_runtime.limits.rejections import RejectionCounters
 from collectived_runtime.process import (
     bind,
     catch_stop_signals,
@@ -66,42 +58,30 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
         try:
             tls = load_certificates(settings, settings.listen)
             check_exposed(settings.listen, settings.secret, settings.insecure, tls.is_mutual)
-            authenticator = create_authenticator(settings)
-            refusals, descriptors = RejectionCounters(), raise_limit()
-            with_tokens = settings.client_tokens_file is not None
-            allowed = resolve_allowed_users(settings.allow_users, settings.allow_groups, with_tokens)
-            proxy = PeerCredentialProxy(allowed, descriptors // 9, refusals)
-            callers = CallerIdentifier(authenticator, proxy, tls.is_mutual)
+            guard = ServerGuard(settings, tls.is_mutual)
         except (StartupError, ValueError) as error:
             _fail(str(error))
         epoch, restarted = _read_epoch(settings)
         service = _make_service(epoch, settings)
+        authenticator, descriptors = guard.authenticator, guard.descriptor_limit
         connections = compute_connection_limit(
             settings.max_connections, descriptors - min(RESERVED_DESCRIPTORS, descriptors // 4), len(settings.listen)
         )
-        server = grpc.aio.server(
-            interceptors=[
-                AbortInterceptor(),
-                AuthInterceptor(callers, refusals),
-                ThrottleInterceptor(callers, refusals),
-                ValidationInterceptor(refusals),
-            ],
-            options=(*server_options(settings.max_message, connections), *_OPTIONS),
-        )
+        server = guard.create_server((*server_options(settings.max_message, connections), *_OPTIONS))
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
         health = Health(SERVICE, server)
         async with contextlib.AsyncExitStack() as views:
             try:
                 if settings.reflection:
                     add_reflection(server, SERVICE)
-                metrics = _make_metrics_server(settings, service, health, authenticator, refusals, tls, views)
+                metrics = _make_metrics_server(settings, service, health, guard, tls, views)
                 page = _make_page_server(settings, service, health, authenticator, tls, views)
                 credentials = tls.server_credentials() if tls.has_server_tls else None
-                addresses = [bind(server, address, proxy, credentials) for address in settings.listen]
+                addresses = [bind(server, address, guard.proxy, credentials) for address in settings.listen]
             except StartupError as error:
                 _fail(str(error))
             await server.start()
-            await proxy.start()
+            await guard.proxy.start()
             for view in (metrics, page):
                 if view:
                     await view.start()
@@ -126,7 +106,7 @@ async def serve(settings: CoordinatorSettings, lifeline: Awaitable[None] | None 
                 await views.aclose()
                 service.stop()
                 await server.stop(_GRACE_SECONDS)
-                proxy.close()
+                guard.proxy.close()
                 remove_sockets(addresses)
         if service.shutdown_reason.done():
             _fail(service.shutdown_reason.result())
@@ -178,8 +158,7 @@ def _make_metrics_server(
     settings: CoordinatorSettings,
     service: CoordinatorService,
     health: Health,
-    callers: TokenAuthenticator,
-    refusals: RejectionCounters,
+    guard: ServerGuard,
     tls: Certificates,
     views: contextlib.AsyncExitStack,
 ) -> HttpServer | None:
@@ -188,12 +167,12 @@ def _make_metrics_server(
     from collectived_runtime.coordinator.metrics import CoordinatorMetrics
     from collectived_runtime.metrics.route import create_metrics_server  # most coordinators serve none
 
-    source = CoordinatorMetrics(service.collect_metrics, callers.reject_counts, refusals)
+    source = CoordinatorMetrics(service.collect_metrics, guard.authenticator.reject_counts, guard.rejections)
     server = create_metrics_server(
         settings.metrics,
         source,
         lambda: health.is_healthy,
-        callers,
+        guard.authenticator,
         tls.get_http_context if tls.has_server_tls else None,
     )
     views.push_async_callback(server.stop)

@@ -30,24 +30,20 @@ from collectived_proto.v1 import status_pb2, trace_pb2, worker_pb2_grpc
 from collectived_proto.version import OUR_VERSIONS
 from collectived_runtime import clock_sync
 from collectived_runtime.auth.acl import AclRule, filter_devices, resolve_rules
-from collectived_runtime.auth.callers import Caller, CallerIdentifier
+from collectived_runtime.auth.callers import Caller
 from collectived_runtime.auth.certificates import Certificates, load_certificates
-from collectived_runtime.auth.credentials import create_authenticator
-from collectived_runtime.auth.peers import resolve_allowed_users, set_socket_mode
-from collectived_runtime.auth.unix_proxy import PeerCredentialProxy
+from collectived_runtime.auth.peers import set_socket_mode
 from collectived_runtime.device.nccl.binding import load_binding
 from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.loop.context import WorkerResources
 from collectived_runtime.engine.record.flight_recorder import FlightRecorder
 from collectived_runtime.engine.run.fold_pool import FoldPool
-from collectived_runtime.grpc_server.aborts import AbortInterceptor
-from collectived_runtime.grpc_server.authentication import AuthInterceptor, check_exposed
+from collectived_runtime.grpc_server.authentication import check_exposed
+from collectived_runtime.grpc_server.guard import ServerGuard
 from collectived_runtime.grpc_server.health import Health, add_reflection
-from collectived_runtime.grpc_server.throttling import ThrottleInterceptor
-from collectived_runtime.grpc_server.validation import ValidationInterceptor
-from collectived_runtime.limits.descriptors import compute_connection_limit, raise_limit
+from collectived_runtime.limits.descriptors import compute_connection_limit
 from collectived_runtime.limits.quota_settings import Quotas
-from collectived_runtime.limits.rejections import Limit, RejectionCounters
+from collectived_runtime.limits.rejections import Limit
 from collectived_runtime.process import (
     bind,
     catch_stop_signals,
@@ -165,13 +161,8 @@ class _Worker:
         self.device_offer = devices.discover_devices(settings.devices, cuda, exit_for_restart)
         if self.device_offer.unavailable_reason:
             log.warning("no GPU is offered: %s", self.device_offer.unavailable_reason)
-        self.rejections = RejectionCounters()
-        self.descriptor_limit = raise_limit()
-        self.authenticator = create_authenticator(settings)
-        with_tokens = settings.client_tokens_file is not None
-        allowed = resolve_allowed_users(settings.allow_users, settings.allow_groups, with_tokens)
-        self.peer_proxy = PeerCredentialProxy(allowed, self.descriptor_limit // 9, self.rejections)
-        callers = CallerIdentifier(self.authenticator, self.peer_proxy, tls.is_mutual)
+        self.guard = ServerGuard(settings, tls.is_mutual)
+        allowed = self.guard.allowed
         group_rules = resolve_rules(settings.group_rules, "group_rules")
         device_rules = resolve_rules(settings.device_rules, "device_rules")
         self.nccl = load_nccl(settings.nccl, self.device_offer.gpus, exit_for_restart, nccl)
@@ -183,8 +174,8 @@ class _Worker:
         check_exposed([*self.listen_addresses, settings.link_listen], settings.secret, settings.insecure, tls.is_mutual)
         names = self.device_offer.device_names(task)
         memory = settings.memory_limit or default_memory_limit()
-        self.budget = MemoryBudget(memory, lambda: self.rejections.count_limit(Limit.MEMORY))
-        most = Quotas.from_settings(settings, memory, self.descriptor_limit)
+        self.budget = MemoryBudget(memory, lambda: self.guard.rejections.count_limit(Limit.MEMORY))
+        most = Quotas.from_settings(settings, memory, self.guard.descriptor_limit)
         self.connection_server = self._create_connection_server(task)
         set_socket_mode(self.local_socket_path, allowed)
         self.identity = WorkerIdentity(
@@ -201,19 +192,19 @@ class _Worker:
         self.telemetry: otel.Telemetry | None = None
         self.trace_tasks: set[asyncio.Future[None]] = set()
         self._inspect_tasks: set[asyncio.Task[None]] = set()
-        self.sessions = Sessions(self.budget, self.rejections, most, self.device_offer)
+        self.sessions = Sessions(self.budget, self.guard.rejections, most, self.device_offer)
         self.groups = self._create_groups(names, most, group_rules)
         self.coordinator_client = self._create_coordinator_client()
         self.drain_state = self._create_drain_state()
         offer = partial(filter_devices, names, device_rules, uuids=self.device_offer.uuids)
-        self.server = self._create_server(callers, offer)
+        self.server = self._create_server(offer)
         self.health = Health(SERVICE, self.server)
         self.metrics: HttpServer | None = None
 
     def _create_connection_server(self, task: int) -> ConnectionServer:
         """Return where clients and links come in from here on."""
-        most, logins = max(1, self.settings.max_handshakes), self.authenticator.login_throttle
-        limits = AcceptLimits(self.rejections, logins, most, self.descriptor_limit)
+        most, logins = max(1, self.settings.max_handshakes), self.guard.authenticator.login_throttle
+        limits = AcceptLimits(self.guard.rejections, logins, most, self.guard.descriptor_limit)
         reception = ConnectionServer(
             task,
             self.settings.secret,
@@ -227,7 +218,7 @@ class _Worker:
 
     def _create_groups(self, names: tuple[DeviceName, ...], most: Quotas, rules: Sequence[AclRule]) -> Groups:
         resources = WorkerResources(
-            self.connection_server, self.budget, FoldPool(), FlightRecorder(), self.rejections, self.nccl.context
+            self.connection_server, self.budget, FoldPool(), FlightRecorder(), self.guard.rejections, self.nccl.context
         )
         place = WorkerPlace(self.identity.task, self.identity.host, names)
         return Groups(place, self.connection_server, resources, self._send, self._is_connected, most, rules)
@@ -253,26 +244,15 @@ class _Worker:
             lambda: self.health.drain(),
         )
 
-    def _create_server(
-        self, callers: CallerIdentifier, offer: Callable[[Caller, str | None], Sequence[DeviceName]]
-    ) -> grpc.aio.Server:
+    def _create_server(self, offer: Callable[[Caller, str | None], Sequence[DeviceName]]) -> grpc.aio.Server:
         """Return the server of clients; it listens nowhere yet."""
-        settings, refusals = self.settings, self.rejections
-        connections = compute_connection_limit(
-            settings.max_connections, self.descriptor_limit // 2, len(self.listen_addresses)
-        )
-        server = grpc.aio.server(
-            interceptors=[
-                AbortInterceptor(),
-                AuthInterceptor(callers, refusals),
-                ThrottleInterceptor(callers, refusals),
-                ValidationInterceptor(refusals),
-            ],
-            options=(*server_options(settings.max_message, connections), *KEEPALIVE_OPTIONS),
-        )
+        most = self.settings.max_connections
+        connections = compute_connection_limit(most, self.guard.descriptor_limit // 2, len(self.listen_addresses))
+        options = server_options(self.settings.max_message, connections)
+        server = self.guard.create_server((*options, *KEEPALIVE_OPTIONS))
         service = WorkerService(
             self.name,
-            ClientAccess(callers, offer),
+            ClientAccess(self.guard.callers, offer),
             self.sessions,
             self.groups,
             self.connection_server,
@@ -300,10 +280,10 @@ class _Worker:
         self.telemetry = otel.start(self.settings.otel, self.groups.recorder, self.identity, self.settings.job)
         credentials = self.tls.server_credentials() if self.tls.has_server_tls else None
         self.listen_addresses = [
-            bind(self.server, address, self.peer_proxy, credentials) for address in reversed(self.listen_addresses)
+            bind(self.server, address, self.guard.proxy, credentials) for address in reversed(self.listen_addresses)
         ][::-1]
         await self.server.start()
-        await self.peer_proxy.start()
+        await self.guard.proxy.start()
         if self.metrics:
             await self.metrics.start()
         await self.health.start(self._is_connected())
@@ -315,9 +295,11 @@ class _Worker:
         groups, client = self.groups, self.coordinator_client
         parts = groups.totals, groups.client_joins.outcomes, self.sessions, self.budget, client
         secure = self.tls.get_http_context if self.tls.has_server_tls else None
-        network = NetworkCounts(self.authenticator.reject_counts, self.rejections, self.connection_server.links_opened)
+        network = NetworkCounts(
+            self.guard.authenticator.reject_counts, self.guard.rejections, self.connection_server.links_opened
+        )
         source = WorkerMetrics(self.identity.task, *parts, network)
-        return create_metrics_server(where, source, lambda: self.health.is_healthy, self.authenticator, secure)
+        return create_metrics_server(where, source, lambda: self.health.is_healthy, self.guard.authenticator, secure)
 
     def announcement(self) -> dict[str, object]:
         return {
@@ -354,7 +336,7 @@ class _Worker:
     async def abort_start(self) -> None:
         """Let go of what has been opened: it cannot start."""
         self.connection_server.close()
-        self.peer_proxy.close()
+        self.guard.proxy.close()
         if self.metrics:
             await self.metrics.stop()
 
@@ -367,7 +349,7 @@ class _Worker:
         self.sessions.close_all("its worker is ending")
         await self.coordinator_client.close(why)
         await self.server.stop(0.2)
-        self.peer_proxy.close()
+        self.guard.proxy.close()
         await asyncio.to_thread(self.groups.close)
         await asyncio.to_thread(self.nccl.close)
         await asyncio.to_thread(self.device_offer.close)
@@ -433,8 +415,8 @@ class _Worker:
             self.budget.limit,
             self.budget.lent.retained_bytes,
             bool(self.drain_state.refusal),
-            self.rejections,
-            self.authenticator.insecure,
+            self.guard.rejections,
+            self.guard.authenticator.insecure,
         )
         return await worker_status(self.identity, self.groups.group_loops, standing)
 
