@@ -1,6 +1,8 @@
 # Verbs of this repository. `make` alone lists them. Each sets up what it needs: Python >= 3.11, make and pip are enough.
 
 PYTHON ?= python3
+# What Python has compiled is kept, whatever the caller's environment says: tests start thousands of processes.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST_OPTIONS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 VENV := .venv
