@@ -21,9 +21,11 @@ from collectived.distribute import (
     DistributedValues,
     HierarchicalCopyAllReduce,
     MirroredStrategy,
+    MultiWorkerMirroredStrategy,
     NcclAllReduce,
     ReductionToOneDevice,
     get_replica_context,
+    get_strategy,
 )
 from collectived.group import Group
 from collectived.session import Session, connect
@@ -66,6 +68,7 @@ __all__ = [
     "Mirrored",
     "MirroredStrategy",
     "MultiWorkerAllReduce",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "PerReplica",
     "ReduceOp",
@@ -77,6 +80,7 @@ __all__ = [
     "distribute",
     "errors",
     "get_replica_context",
+    "get_strategy",
     "integrations",
     "mpi",
     "testing",

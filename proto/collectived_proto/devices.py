@@ -9,6 +9,7 @@ _FULL = re.compile(
     r"^(?:/job:(?P<job>\w+))?(?:/replica:(?P<replica>\d+))?(?:/task:(?P<task>\d+))?"
     r"/?(?:device:)?(?:(?P<kind>[A-Za-z]+)(?::(?P<index>\d+))?)?$"
 )
+_JOBS = ("worker", "chief", "localhost")
 _KINDS = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU"}
 
 
@@ -25,18 +26,24 @@ class DeviceName:
         """The device that `text` names; a name without a task is one of worker `task`.
 
         `CPU:3`, `/gpu:0`, `cuda:1`, `/task:2/device:GPU:0` and full names are understood; a missing index is 0.
+        TensorFlow's `/job:localhost/…` names a device without its task, `/job:chief/…` one of worker 0.
 
         Raises:
             ValueError: not a device name.
         """
         match = _FULL.match(text)
         kind = _KINDS.get((match["kind"] or "").lower()) if match else None
-        if not match or not kind or (match["job"] or "worker") != "worker" or int(match["replica"] or 0):
+        job = (match["job"] or "worker") if match else ""
+        if not match or not kind or job not in _JOBS or int(match["replica"] or 0):
             raise ValueError(
                 f"{text!r} is not a device name: expected such as 'CPU:0', 'GPU:1' or "
                 "'/job:worker/replica:0/task:0/device:GPU:0'"
             )
-        return cls(int(match["task"] or task), kind, int(match["index"] or 0))
+        named = int(match["task"] or 0)
+        if job != "worker" and named:
+            raise ValueError(f"{text!r} is not a device name: /job:{job} has task 0 alone")
+        number = {"localhost": task, "chief": 0}.get(job, int(match["task"] or task))
+        return cls(number, kind, int(match["index"] or 0))
 
     @property
     def short(self) -> str:

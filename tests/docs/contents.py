@@ -35,7 +35,8 @@ CONTENTS = {
         *("ReduceOp", "IndexedSlices", "DistributedValues", "PerReplica", "Mirrored"),
     ],
     "Replicas and cross-device operations": [
-        *("get_replica_context", "MirroredStrategy", "CrossDeviceOps", "AllReduceCrossDeviceOps", "NcclAllReduce"),
+        *("get_replica_context", "get_strategy", "MultiWorkerMirroredStrategy", "MirroredStrategy"),
+        *("CrossDeviceOps", "AllReduceCrossDeviceOps", "NcclAllReduce"),
         *("HierarchicalCopyAllReduce", "ReductionToOneDevice", "MultiWorkerAllReduce", "distribute", "contrib"),
     ],
     "Errors, environment, other libraries, tests of yours": [
@@ -97,6 +98,16 @@ UNSAID = {  # the same of other docstrings
         "reduce_op, value_destination_pairs, options, experimental_hints": "as for `CrossDeviceOps.batch_reduce`.",
     },
     "StrategyExtended.broadcast_to": {"tensor, destinations": "as for `CrossDeviceOps.broadcast`."},
+    "MultiWorkerExtended.reduce_to": {
+        "reduce_op, value": "as for `MultiWorkerMirroredStrategy.reduce`.",
+        "destinations": "as for `CrossDeviceOps.reduce`.",
+        "options, experimental_hints": "of this call, over those of the strategy.",
+    },
+    "MultiWorkerExtended.batch_reduce_to": {
+        "reduce_op, value_destination_pairs": "as for `CrossDeviceOps.batch_reduce`.",
+        "options, experimental_hints": "of this call, over those of the strategy.",
+    },
+    "MultiWorkerExtended.broadcast_to": {"tensor, destinations": "as for `CrossDeviceOps.broadcast`."},
 }
 
 

@@ -33,6 +33,7 @@ from tests.docs.docstrings import Docstring, Function, bullets, joined
 import collectived as cd
 from collectived import errors
 from collectived.collectives import Collectives
+from collectived.cross_device.multi_worker import MultiWorkerExtended
 from collectived.cross_device.replica import ReplicaContext
 from collectived.cross_device.strategy import StrategyExtended
 from collectived.values.leaves import check_reducible
@@ -44,11 +45,14 @@ CALLED = {  # how instances are named in signatures
     "CommunicationOptions": "options",
     "IndexedSlices": "slices",
     "MirroredStrategy": "strategy",
+    "MultiWorkerMirroredStrategy": "strategy",
     "StrategyExtended": "strategy.extended",
+    "MultiWorkerExtended": "strategy.extended",
     "ReplicaContext": "context",
     "ReduceOp": "ReduceOp",
     "LocalJob": "job",
 }
+EXTENDED = {cd.MirroredStrategy: StrategyExtended, cd.MultiWorkerMirroredStrategy: MultiWorkerExtended}
 ON_ROOT = "On `root` what `{}` gives; None on other ranks. With `async_op`, a `Work`."
 
 
@@ -161,8 +165,9 @@ def class_page(cls: type[Any]) -> tuple[list[str], list[str]]:
         head += method_table(cls)
     if cls is cd.Group:
         rest += ["## All collectives", *Docstring.of(Collectives).description]
-    if cls is cd.MirroredStrategy:
-        rest += ["## `strategy.extended`", *Docstring.of(StrategyExtended).description, *methods(StrategyExtended)]
+    if cls in EXTENDED:
+        extended = EXTENDED[cls]
+        rest += ["## `strategy.extended`", *Docstring.of(extended).description, *methods(extended)]
     return head, rest
 
 

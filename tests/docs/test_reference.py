@@ -24,6 +24,7 @@ from tests.docs.docstrings import Docstring, Function, entries
 
 import collectived as cd
 from collectived.collectives import Collectives
+from collectived.cross_device.multi_worker import MultiWorkerExtended
 from collectived.cross_device.replica import ReplicaContext
 from collectived.cross_device.strategy import StrategyExtended
 
@@ -60,7 +61,8 @@ def functions() -> list[Function]:
             made = pages.constructor(thing, Docstring.of(thing))
             separate = thing in (cd.Group, cd.Session, cd.Work)
             found += [*([made] if made else []), *([] if separate else pages.shown_methods(thing))]
-    return found + pages.shown_methods(ReplicaContext) + pages.shown_methods(StrategyExtended)
+    inner = (ReplicaContext, StrategyExtended, MultiWorkerExtended)
+    return found + [method for owner in inner for method in pages.shown_methods(owner)]
 
 
 def test_every_argument_is_said_to_be_something() -> None:

@@ -87,6 +87,8 @@ def test_hints_are_options_with_a_warning() -> None:
         ("cuda:1", DeviceName(2, "GPU", 1)),
         ("/task:5/device:GPU:0", DeviceName(5, "GPU", 0)),
         ("/job:worker/replica:0/task:10/device:CPU:7", DeviceName(10, "CPU", 7)),
+        ("/job:localhost/replica:0/task:0/device:GPU:1", DeviceName(2, "GPU", 1)),
+        ("/job:chief/replica:0/task:0/device:CPU:3", DeviceName(0, "CPU", 3)),
     ],
 )
 def test_device_names_are_completed(text: str, expected: DeviceName) -> None:
@@ -95,7 +97,16 @@ def test_device_names_are_completed(text: str, expected: DeviceName) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "TPU:0", "GPU:x", "/job:ps/task:0/device:CPU:0", "/replica:1/device:CPU:0", "CPU:0:0"]
+    "text",
+    [
+        "",
+        "TPU:0",
+        "GPU:x",
+        "/job:ps/task:0/device:CPU:0",
+        "/job:chief/task:1/device:CPU:0",
+        "/replica:1/device:CPU:0",
+        "CPU:0:0",
+    ],
 )
 def test_what_is_no_device_name_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a device name"):

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from collectived.cross_device.device_sessions import default_session
 from collectived.cross_device.ops import CrossDeviceOps, call_options
@@ -70,7 +70,7 @@ class ReplicaContext:
             reduce_op, value, options, async_op=async_op, experimental_hints=experimental_hints
         )
 
-    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+    def all_gather(self, value: Any, axis: SupportsIndex, options: CommunicationOptions | None = None) -> Any:
         """Joins the values of all replicas along `axis`, in their order; see `Group.all_gather`."""
         return self._group.all_gather(value, axis, options=options)
 
@@ -98,21 +98,52 @@ class ReplicaContext:
         return f"<ReplicaContext: {'not joined yet' if self._joined_group is None else self._joined_group!r}>"
 
 
+class ProcessReplica(ReplicaContext):
+    """This process as a replica of its default group, whatever becomes of that, with options of its own."""
+
+    def __init__(self, options: CommunicationOptions) -> None:
+        super().__init__(lambda: _get_process_context()._group)
+        self._options = options
+
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        options: CommunicationOptions | None = None,
+        experimental_hints: CommunicationOptions | None = None,
+        *,
+        async_op: bool = False,
+    ) -> Any:
+        """See `ReplicaContext`."""
+        merged = self._options.merge(call_options(options, experimental_hints))
+        return self._group.all_reduce(reduce_op, value, merged, async_op=async_op)
+
+    def all_gather(self, value: Any, axis: SupportsIndex, options: CommunicationOptions | None = None) -> Any:
+        """See `ReplicaContext`."""
+        return self._group.all_gather(value, axis, options=self._options.merge(call_options(options, None)))
+
+    @property
+    def _group(self) -> Group:
+        return self._join()
+
+
 _lock = threading.Lock()
 _process: ReplicaContext | None = None
 _thread = threading.local()
 
 
 def get_replica_context() -> ReplicaContext:
-    """This replica: in `MirroredStrategy.run` the one of this thread, else this process.
+    """This replica: in `run` of a strategy the one of this thread, else this process.
 
     A process is a replica of its default group, which is joined at the context's first use from the environment that
     `collectived launch` sets. If that group has failed, and the error was raised here, this gives a new context.
     """
-    global _process
     current: ReplicaContext | None = getattr(_thread, "context", None)
-    if current is not None:
-        return current
+    return _get_process_context() if current is None else current
+
+
+def _get_process_context() -> ReplicaContext:
+    global _process
     with _lock:
         if _process is not None and _process._is_spent:
             _process._leave()
@@ -120,6 +151,21 @@ def get_replica_context() -> ReplicaContext:
         if _process is None:
             _process = ReplicaContext(lambda: default_session().join())
         return _process
+
+
+def current_strategy() -> Any:
+    """The strategy of whose `run` or `scope` this thread is in; None outside."""
+    return getattr(_thread, "strategy", None)
+
+
+@contextlib.contextmanager
+def in_scope(strategy: object) -> Iterator[None]:
+    """Make `strategy` this thread's."""
+    before, _thread.strategy = current_strategy(), strategy
+    try:
+        yield
+    finally:
+        _thread.strategy = before
 
 
 def is_in_replica() -> bool:
@@ -141,7 +187,7 @@ def _after_fork_in_child() -> None:
     global _lock, _process
     _lock = threading.Lock()
     _process = None
-    _thread.context = None
+    _thread.context = _thread.strategy = None
 
 
 if hasattr(os, "register_at_fork"):

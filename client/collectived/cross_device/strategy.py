@@ -11,12 +11,13 @@ from collectived.cross_device.all_reduce import NcclAllReduce
 from collectived.cross_device.device_sessions import DeviceSessions, get_device_sessions
 from collectived.cross_device.ops import CrossDeviceOps, parse_reduce_op
 from collectived.cross_device.reduction import ReductionToOneDevice
-from collectived.cross_device.replica import ReplicaBarrier, StrategyReplica, as_replica, is_in_replica
+from collectived.cross_device.replica import ReplicaBarrier, StrategyReplica, as_replica, in_scope, is_in_replica
 from collectived.cross_device.values import (
     DistributedValues,
     Mirrored,
     PerReplica,
     destination_devices,
+    local_results,
     normalize_device_name,
     regroup,
     select,
@@ -92,7 +93,7 @@ class MirroredStrategy:
         positional = tuple(args)
 
         def body(group: Group) -> Any:
-            with as_replica(StrategyReplica(group, board)):
+            with as_replica(StrategyReplica(group, board)), in_scope(self):
                 return fn(*select(positional, group.rank), **select(named, group.rank))
 
         results = self._device_sessions.get_ranks(devices, "replicas").run(body)
@@ -122,8 +123,20 @@ class MirroredStrategy:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[MirroredStrategy]:
-        """For programs that are written with it: arrays are ordinary ones, so there is nothing to place."""
-        yield self
+        """In its block `get_strategy()` is this strategy; arrays are ordinary ones, so there is nothing to place."""
+        with in_scope(self):
+            yield self
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """The components of a value that are in this process: all of them.
+
+        Args:
+            value: `PerReplica` or `Mirrored`, or a bare value.
+
+        Returns:
+            Its components; of a bare value that alone.
+        """
+        return local_results(value)
 
     def _reduce_along(self, op: ReduceOp, value: Any, axis: int, where: str) -> Any:
         distributed = value if isinstance(value, DistributedValues) else PerReplica([value])

@@ -162,6 +162,11 @@ def select(value: Any, replica: int) -> Any:
     return value
 
 
+def local_results(value: Any) -> tuple[Any, ...]:
+    """The components of a value; of a bare one that alone."""
+    return value.values if isinstance(value, DistributedValues) else (value,)
+
+
 def _same(found: Any, given: Any) -> bool:
     return all(one is other for one, other in zip(found, given, strict=True))
 

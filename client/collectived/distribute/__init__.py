@@ -4,6 +4,7 @@ The same objects are at the top level of `collectived`.
 """
 
 from collectived.cross_device.all_reduce import AllReduceCrossDeviceOps, HierarchicalCopyAllReduce, NcclAllReduce
+from collectived.cross_device.multi_worker import MultiWorkerMirroredStrategy, get_strategy
 from collectived.cross_device.ops import CrossDeviceOps
 from collectived.cross_device.reduction import ReductionToOneDevice
 from collectived.cross_device.replica import get_replica_context
@@ -18,9 +19,11 @@ __all__ = [
     "DistributedValues",
     "HierarchicalCopyAllReduce",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "ReduceOp",
     "ReductionToOneDevice",
     "experimental",
     "get_replica_context",
+    "get_strategy",
 ]
