@@ -109,9 +109,10 @@ wheels: $(WHEELS_VENV)/installed $(READY) ## build and check one wheel per archi
 	$(WHEELS_VENV)/bin/python native/build_wheels.py
 	COLLECTIVED_TEST_WHEELS=1 $(BIN)/python -m pytest -n 0 tests/native/test_compile_core.py
 
-docs: $(READY) ## write docs/reference, the figures, the simulator's figures in docs/guide/algorithms.md, the notebook's outputs
+docs: $(READY) ## write docs/reference, man pages, the figures, the simulator's figures in docs/guide/algorithms.md, the notebook's outputs
 	$(BIN)/python -m tests.docs.pages
 	$(BIN)/python -m tests.docs.cli_page
+	$(BIN)/python -m tests.docs.man_pages
 	$(BIN)/python -m tests.docs.performance_chart
 	$(BIN)/python -m tests.docs.figures
 	$(BIN)/python tests/docs/algorithms_page.py

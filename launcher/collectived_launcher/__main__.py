@@ -30,6 +30,7 @@ _VERBS = LazyCommands(
         "bench": "bench.cli",
         "doctor": "doctor.cli",
         "simulate": "daemon",
+        "completion": "completion",
         "config": "config.cli",
         "certs": "certs.cli",
         "coordinator": "daemon",

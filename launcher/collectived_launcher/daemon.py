@@ -6,20 +6,30 @@ import os
 from typing import NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from collectived_launcher.launch.daemons import DAEMON_COMMAND
+from collectived_proto.config.flags import list_options
 
 _PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
 
 
-@click.command(context_settings=_PASS_THROUGH, add_help_option=False)
+class PassingCommand(click.Command):
+    """A command whose options a daemon reads, and which completes them nevertheless."""
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        options = list_options(self.name or "")
+        return [CompletionItem(name, help=text) for name, text in options.items() if name.startswith(incomplete)]
+
+
+@click.command(cls=PassingCommand, context_settings=_PASS_THROUGH, add_help_option=False)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def coordinator(options: tuple[str, ...]) -> NoReturn:
     """Run a coordinator: `collectived coordinator --help` shows its options."""
     _exec_daemon("coordinator", options)
 
 
-@click.command(context_settings=_PASS_THROUGH, add_help_option=False)
+@click.command(cls=PassingCommand, context_settings=_PASS_THROUGH, add_help_option=False)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def worker(options: tuple[str, ...]) -> NoReturn:
     """Run a worker: `collectived worker --help` shows its options."""

@@ -25,6 +25,7 @@ MORE = {  # the pages that say more about a command
     "bench": ("../operate/bench.md",),
     "doctor": ("../operate/doctor.md",),
     "simulate": ("../guide/simulate.md", "../guide/algorithms.md"),
+    "completion": ("../start/laptop.md",),
     "config": ("configuration.md",),
     "certs": ("../operate/tls.md",),
     "coordinator": ("configuration.md", "../operate/metrics.md"),
@@ -58,13 +59,13 @@ def _overview() -> str:
 
 
 def _summary(verb: str) -> str:
-    parser = _parser(verb)
+    parser = find_parser(verb)
     text = (parser.description if parser else command.commands[verb].help) or ""
     sentence = " ".join(text.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
     return _cell(f"{sentence[0].upper()}{sentence[1:]}.")
 
 
-def _parser(verb: str) -> argparse.ArgumentParser | None:
+def find_parser(verb: str) -> argparse.ArgumentParser | None:
     """Of the commands that the runtime reads itself."""
     if verb == "simulate":
         return build_simulate_parser()
@@ -77,7 +78,7 @@ def _parser(verb: str) -> argparse.ArgumentParser | None:
 
 def _section(verb: str) -> Iterator[str]:
     yield f"## `collectived {verb}`\n"
-    parser = _parser(verb)
+    parser = find_parser(verb)
     if parser is not None:
         yield from _from_argparse(verb, parser)
     else:

@@ -78,6 +78,14 @@ def add_settings(daemon: argparse.ArgumentParser, settings: type[DaemonSettings]
             daemon.add_argument(*key.flags, action=action, metavar=metavar, **told)
 
 
+def list_options(daemon: str) -> dict[str, str]:
+    """The long options of a daemon, each with its meaning."""
+    parser = argparse.ArgumentParser()
+    add_settings(parser, DAEMONS[daemon])
+    actions = [(name, action) for action in parser._actions for name in action.option_strings]
+    return {name: (action.help or "").partition(";")[0] for name, action in actions if name.startswith("--")}
+
+
 def collect_flags(settings: type[DaemonSettings], options: argparse.Namespace) -> dict[str, Any]:
     """Return the keys that were given on the command line."""
     return {key.name: getattr(options, key.name) for key in list_settings(settings) if hasattr(options, key.name)}
