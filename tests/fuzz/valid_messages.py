@@ -30,6 +30,7 @@ from collectived_runtime.heap import TRIM_DELAY_SECONDS as WORKER_DELAY
 _STAY = 100  # calls of one guest
 _STAYS_SECONDS = 0.05  # for a call that may rightly wait
 _PATIENCE = 20.0  # seconds for any other
+_CHANNEL_DEADLINE = "Deadline Exceeded"  # as gRPC says it of a call, and a worker of no collective
 _SETTLE_SECONDS = 2 * max(WORKER_DELAY, COORDINATOR_DELAY) + 2.0  # until HeapTrimmers have given free memory back
 _PROTOCOL = common_pb2.Protocol(lowest=1, highest=1)
 _OPENING = worker_pb2.OpenSessionRequest(protocol=_PROTOCOL, host="h", pid=7, job="fuzz")
@@ -122,7 +123,7 @@ class Guests:
         except grpc.RpcError as error:
             code = error.code().name
             self.answers[name, code] += 1
-            hangs = code == "DEADLINE_EXCEEDED" and name not in _WAITING
+            hangs = error.details() == _CHANNEL_DEADLINE and name not in _WAITING
             assert not hangs and code not in ("UNKNOWN", "INTERNAL"), (
                 f"{name} answers {code} ({error.details()}) to {messages!r}"
             )
