@@ -23,6 +23,7 @@ _VERBS = LazyCommands(
         "run": "cluster.run",
         "up": "cluster.cli",
         "down": "cluster.cli",
+        "logs": "cluster.logs",
         "drain": "drain",
         "status": "status.cli",
         "top": "top.cli",

@@ -18,6 +18,7 @@ MORE = {  # the pages that say more about a command
     "run": ("../operate/clusters.md",),
     "up": ("../operate/clusters.md",),
     "down": ("../operate/clusters.md",),
+    "logs": ("../operate/clusters.md",),
     "drain": ("../operate/operations.md",),
     "status": ("../operate/status.md",),
     "top": ("../operate/watching.md",),

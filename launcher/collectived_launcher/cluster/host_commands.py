@@ -5,6 +5,7 @@
 | `up` | starts the supervisor, unless it runs, and waits until its daemons serve; JSON: a `Spec` | the secret |
 | `down` | ends it; JSON: `{"now": …}`, whether without draining | |
 | `state` | tells what runs; CLUSTER may be empty where only one does | |
+| `logs` | tells what daemons that run have logged; JSON: `{"lines": …}`, how many of each | |
 | `secret` | tells the secret of what runs here, '' where nothing does | |
 """
 
@@ -18,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -190,6 +192,20 @@ def read_secret(cluster: str) -> CommandResult:
     return {"secret": (folder / state.SECRET).read_text().strip() if known and state.is_alive(known) else ""}
 
 
+def read_logs(cluster: str, lines: int) -> CommandResult:
+    """The last lines of each daemon and of the supervisor, by name; none where nothing runs."""
+    folder = state.resolve_folder(cluster)
+    if not state.is_alive(state.read(folder)):
+        return {"logs": {}}
+    paths = sorted((folder / state.LOGS).glob("*.log"))
+    return {"logs": {path.stem.replace("-", " "): _read_last_lines(path, lines) for path in paths}}
+
+
+def _read_last_lines(path: Path, count: int) -> list[str]:
+    with path.open(errors="replace") as log:
+        return [line.rstrip("\n") for line in deque(log, count)]
+
+
 def main() -> int:
     verb, cluster, *rest = sys.argv[1:]
     about = json.loads(rest[0]) if rest else {}
@@ -201,10 +217,12 @@ def main() -> int:
                 answer = down(cluster, bool(about.get("now")))
             case "secret":
                 answer = read_secret(cluster)
+            case "logs":
+                answer = read_logs(cluster, int(about["lines"]))
             case "state":
                 answer = describe_running(cluster)
             case _:
-                answer = {"trouble": f"there is no command {verb!r}: expected up, down, state or secret"}
+                answer = {"trouble": f"there is no command {verb!r}: expected up, down, state, logs or secret"}
     except (OSError, ValueError) as error:
         answer = {"trouble": str(error)}
     print(json.dumps(answer), flush=True)

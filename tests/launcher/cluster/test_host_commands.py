@@ -19,7 +19,7 @@ from collectived_launcher.cluster.hosts import HOST_COMMANDS_MODULE
         (("state", ""), {"running": False, "clusters": ""}),
         (("secret", "lab"), {"secret": ""}),
         (("down", "lab", '{"now": true}'), {"ran": False}),
-        (("stat", ""), {"trouble": "there is no command 'stat': expected up, down, state or secret"}),
+        (("stat", ""), {"trouble": "there is no command 'stat': expected up, down, state, logs or secret"}),
     ],
 )
 def test_every_command_is_answered_and_no_other_is_taken_for_one(

@@ -229,6 +229,29 @@ def test_hosts_are_taken_down_and_up_one_by_one(lab: Lab) -> None:
     assert not lab.place.processes()
 
 
+def test_logs_of_all_hosts_are_shown(lab: Lab) -> None:
+    assert "no cluster of yours runs on this host" in lab.do("logs", status=3)
+    file = lab.folder / "two.toml"
+    file.write_text(f'name = "two"\nhosts = ["localhost", "b"]\n{WORKER}')
+    lab.do("up", "two.toml", "--ssh", str(lab.ssh))
+    assert "b: nothing is logged by worker 1" in lab.do("logs", "b", "--ssh", str(lab.ssh))
+    for host, log in (("", "coordinator"), ("", "worker-0"), ("b", "worker-1")):
+        with (lab.place.folder / host / f"collectived/two/logs/{log}.log").open("a") as file_of_daemon:
+            file_of_daemon.write(f"first of {log}\nsecond of {log}\n")
+    every = lab.do("logs", "--ssh", str(lab.ssh)).splitlines()
+    assert {"[localhost coordinator] first of coordinator", "[localhost worker 0] second of worker-0"} < set(every)
+    assert "[b worker 1] second of worker-1" in every
+    one = lab.do("logs", "b", "--ssh", str(lab.ssh), "--lines", "1").splitlines()
+    assert "[worker 1] second of worker-1" in one and "[worker 1] first of worker-1" not in one
+    found = json.loads(lab.do("logs", "localhost", "--json"))
+    assert found["localhost"]["worker 0"][-1] == "second of worker-0"
+    assert "'c' is no host of cluster 'two'" in lab.do("logs", "c", status=2)
+    lab.do("down", "two.toml", "--ssh", str(lab.ssh))
+    said = lab.do("logs", "b", "--cluster", "two.toml", "--ssh", str(lab.ssh), status=1)
+    assert "b: nothing of cluster 'two' runs there" in said
+    assert lab.nothing_is_left()
+
+
 def test_what_is_wrong_is_said_before_anything_starts(lab: Lab) -> None:
     assert "no host of cluster 'lab'; hosts: localhost" in lab.do("up", "--only", "b", "lab.toml", status=2)
     assert "cannot be read" in lab.do("up", "nowhere.toml", status=2)
