@@ -20,7 +20,7 @@ from collectived_proto.codec import (
     verdict_to_proto,
 )
 from collectived_proto.errors import InvalidArgumentError
-from collectived_proto.types import GroupInfo, Member, Peer, Tier, Verdict
+from collectived_proto.types import GroupInfo, Member, Peer, Tier, Verdict, with_progress
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import coordinator_pb2 as coordinator
 
@@ -89,7 +89,7 @@ def compact_verdict_from_proto(message: common.Verdict, known: tuple[Member, ...
         return verdict
     try:
         members = tuple(
-            member.with_progress(last, texts[op], texts[site], idle, stacks.get(member.rank, ""))
+            with_progress(member, last, texts[op], texts[site], idle, stacks.get(member.rank, ""))
             for member, last, op, site, idle in zip(known, *lists, strict=True)
         )
         missing = tuple(members[rank] for rank in progress.missing)

@@ -346,9 +346,12 @@ class Member:
         where = f"{self.label}, " if self.label else ""
         return f"rank {self.rank} ({where}host {self.host}, pid {self.pid})"
 
-    def with_progress(self, instance: int, op: str, site: str, idle_seconds: float = 0.0, stack: str = "") -> Member:
-        """The same member, and what is known of its last result and its last call."""
-        return replace(self, last_instance=instance, last_op=op, last_site=site, idle_seconds=idle_seconds, stack=stack)
+
+def with_progress(
+    member: Member, instance: int, op: str, site: str, idle_seconds: float = 0.0, stack: str = ""
+) -> Member:
+    """A member, and what is known of its last result and its last call."""
+    return replace(member, last_instance=instance, last_op=op, last_site=site, idle_seconds=idle_seconds, stack=stack)
 
 
 def unscoped_name(name: str) -> str:
@@ -372,8 +375,8 @@ class GroupInfo:
     def complete(self, members: Iterable[Member]) -> tuple[Member, ...]:
         """The same members; of those that say no more than their rank and what they did last, all that is known."""
         return tuple(
-            self.members[one.rank].with_progress(
-                one.last_instance, one.last_op, one.last_site, one.idle_seconds, one.stack
+            with_progress(
+                self.members[one.rank], one.last_instance, one.last_op, one.last_site, one.idle_seconds, one.stack
             )
             if not one.device and one.rank < self.size
             else one

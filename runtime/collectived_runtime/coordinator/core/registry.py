@@ -15,7 +15,17 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from collectived_proto.types import GroupInfo, Member, Peer, RankPosition, ReportKind, Submission, Tier, Verdict
+from collectived_proto.types import (
+    GroupInfo,
+    Member,
+    Peer,
+    RankPosition,
+    ReportKind,
+    Submission,
+    Tier,
+    Verdict,
+    with_progress,
+)
 from collectived_proto.version import VersionRange
 from collectived_runtime.coordinator.core.events import (
     AbandonedCollective,
@@ -134,7 +144,9 @@ class Evidence:
 
 
 @dataclass(slots=True)
-class GroupRun:
+class GenerationRecord:
+    """What the coordinator knows of one generation of a group, until it is over."""
+
     info: GroupInfo
     peers: tuple[Peer, ...] = ()
     table: tuple[Tier, ...] = ()  # what AUTO chooses
@@ -215,7 +227,7 @@ class GroupRun:
             return member
         position = standing.position
         idle = position.idle_seconds + max(0.0, now - standing.received_at)
-        return member.with_progress(position.finished, position.last_op, position.last_site, idle, position.stack)
+        return with_progress(member, position.finished, position.last_op, position.last_site, idle, position.stack)
 
     def members(self, now: float, ranks: Iterable[int] | None = None) -> tuple[Member, ...]:
         chosen = range(self.info.size) if ranks is None else ranks
@@ -355,7 +367,7 @@ class Registry:
     workers: dict[int, WorkerRecord] = field(default_factory=dict)
     keys: dict[str, int] = field(default_factory=dict)
     forming: dict[str, FormingGroup] = field(default_factory=dict)
-    generations: dict[int, GroupRun] = field(default_factory=dict)
+    generations: dict[int, GenerationRecord] = field(default_factory=dict)
     latest_generations: dict[str, int] = field(default_factory=dict)  # name -> the generation that became complete last
     generation_by_join: dict[tuple[int, str], int] = field(default_factory=dict)  # (task, request) -> generation
     finished_generations: dict[int, int] = field(default_factory=dict)  # oldest first: bytes of each, about
@@ -403,10 +415,10 @@ class Registry:
         worker = self.workers.get(task)
         return worker is not None and worker.connected
 
-    def get_successor(self, generation: GroupRun) -> GroupRun | None:
+    def get_successor(self, generation: GenerationRecord) -> GenerationRecord | None:
         return self.generations.get(generation.successor) if generation.successor else None
 
-    def retire_if_over(self, generation: GroupRun) -> None:
+    def retire_if_over(self, generation: GenerationRecord) -> None:
         """Note that a generation may be over, and forget the oldest of those."""
         number, finished = generation.info.generation, self.finished_generations
         if number in finished or not generation.is_over or number not in self.generations:

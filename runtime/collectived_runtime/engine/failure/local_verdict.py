@@ -14,7 +14,7 @@ from collectived_proto.report.phrases import (
     not_arrived_text,
     not_written_text,
 )
-from collectived_proto.types import Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
+from collectived_proto.types import Member, RankPosition, Report, ReportKind, Verdict, unscoped_name, with_progress
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.verdicts import decisions
 from collectived_runtime.verdicts.decisions import Decision
@@ -28,7 +28,7 @@ def make_verdict(topology: GroupTopology, name: str, generation: int, first: int
     """
     told = {position.rank: position for position in report.ranks}  # of this worker's ranks
     members = tuple(
-        member.with_progress(one.finished, one.last_op, one.last_site, one.idle_seconds, one.stack)
+        with_progress(member, one.finished, one.last_op, one.last_site, one.idle_seconds, one.stack)
         if (one := told.get(member.rank))
         else member
         for member in topology.group.members

@@ -20,7 +20,7 @@ from functools import partial
 
 from collectived_native.cores import count_cores
 from collectived_proto.ipc import messages
-from collectived_proto.types import Collective, GroupInfo, RankPosition, Verdict, unscoped_name
+from collectived_proto.types import Collective, GroupInfo, RankPosition, Verdict, unscoped_name, with_progress
 from collectived_runtime.engine.base.arenas import ResultArenas, Workspace
 from collectived_runtime.engine.base.memory_budget import MemoryExhausted
 from collectived_runtime.engine.base.poller import Poller
@@ -116,7 +116,7 @@ class GroupLoop:
         tracker = self.tracker
         members = list(self.topology.group.members)
         for rank, standing in list(tracker.progress.items()):
-            members[rank] = members[rank].with_progress(standing.finished, standing.op, standing.site)
+            members[rank] = with_progress(members[rank], standing.finished, standing.op, standing.site)
         return replace(self.topology.group, generation=tracker.generation, members=tuple(members))
 
     @property
