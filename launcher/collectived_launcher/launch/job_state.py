@@ -114,7 +114,7 @@ class Finish:
 Action = Restart | SignalRanks | StartDaemon | KillDaemon | Finish
 
 
-class Phase(enum.Enum):
+class JobPhase(enum.Enum):
     RUNNING = "running"
     GRACE = "grace"
     ENDING = "ending"
@@ -126,7 +126,7 @@ class JobState:
     policy: Policy
     workers: Mapping[int, str]  # rank -> the daemon that serves it
     alive: frozenset[int]  # those in `held` too
-    phase: Phase = Phase.RUNNING
+    phase: JobPhase = JobPhase.RUNNING
     deadline: float | None = None  # when this phase is over
     restarts: dict[int, int] = field(default_factory=dict)
     pending_restarts: dict[int, int] = field(
@@ -181,7 +181,7 @@ def exit_status(state: JobState) -> int:
 def _on_client_ended(state: JobState, event: ClientEnded, now: float) -> tuple[JobState, tuple[Action, ...]]:
     failed = event.status != 0
     count = state.restarts.get(event.rank, 0) + 1
-    if failed and state.phase is Phase.RUNNING and count <= state.policy.max_restarts:
+    if failed and state.phase is JobPhase.RUNNING and count <= state.policy.max_restarts:
         state = replace(state, restarts={**state.restarts, event.rank: count})
         if state.has_serving_worker(event.rank):
             return state, (Restart(event.rank, count),)
@@ -193,7 +193,7 @@ def _on_client_ended(state: JobState, event: ClientEnded, now: float) -> tuple[J
 
 
 def _on_daemon_ended(state: JobState, event: DaemonEnded, now: float) -> tuple[JobState, tuple[Action, ...]]:
-    if state.phase in (Phase.RUNNING, Phase.GRACE):
+    if state.phase in (JobPhase.RUNNING, JobPhase.GRACE):
         again = restarts.record_exit(
             state.get_restart_state(event.name), state.policy.daemon_restarts, event.jitter, now
         )
@@ -216,9 +216,9 @@ def _set_restart_state(state: JobState, name: str, daemon: DaemonRestartState) -
 def _fail(state: JobState, event: ClientEnded | DaemonEnded, now: float) -> JobState:
     """The job has failed: clients that run have the grace to end, and none is started again."""
     state = replace(state, first_failure=state.first_failure or event)
-    if state.phase is not Phase.RUNNING:
+    if state.phase is not JobPhase.RUNNING:
         return state
-    return replace(_drop_pending_restarts(state), phase=Phase.GRACE, deadline=now + state.policy.grace)
+    return replace(_drop_pending_restarts(state), phase=JobPhase.GRACE, deadline=now + state.policy.grace)
 
 
 def _drop_pending_restarts(state: JobState) -> JobState:
@@ -240,7 +240,7 @@ def _on_signal(state: JobState, signum: int, now: float) -> tuple[JobState, tupl
 def _on_timer(state: JobState, now: float) -> tuple[JobState, tuple[Action, ...]]:
     if state.deadline is None or now < state.deadline:
         return _check_daemons(state, now)
-    if state.phase is Phase.GRACE:
+    if state.phase is JobPhase.GRACE:
         state = _begin_ending(state, now + state.policy.kill_after)
         return state, _signal_all(state, signal.SIGTERM)
     return _kill(state)
@@ -261,11 +261,11 @@ def _check_daemons(state: JobState, now: float) -> tuple[JobState, tuple[Action,
 
 def _begin_ending(state: JobState, deadline: float) -> JobState:
     """From here on everything is taken down, and nothing is started again."""
-    return replace(_drop_pending_restarts(state), phase=Phase.ENDING, deadline=deadline, daemons={})
+    return replace(_drop_pending_restarts(state), phase=JobPhase.ENDING, deadline=deadline, daemons={})
 
 
 def _kill(state: JobState) -> tuple[JobState, tuple[Action, ...]]:
-    return replace(state, phase=Phase.KILLED, deadline=None), _signal_all(state, signal.SIGKILL)
+    return replace(state, phase=JobPhase.KILLED, deadline=None), _signal_all(state, signal.SIGKILL)
 
 
 def _signal_all(state: JobState, signum: int) -> tuple[Action, ...]:

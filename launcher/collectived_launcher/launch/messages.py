@@ -9,7 +9,7 @@ from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.launch import restarts
 from collectived_launcher.launch.child import Child, Client, Daemon
 from collectived_launcher.launch.job import COORDINATOR
-from collectived_launcher.launch.job_state import Action, JobState, Phase, Policy, SignalRanks
+from collectived_launcher.launch.job_state import Action, JobPhase, JobState, Policy, SignalRanks
 from collectived_launcher.launch.summary import (
     ClientReport,
     ProcessFailure,
@@ -96,7 +96,7 @@ class JobMessages:
         self._failures.append(_describe_failure(child, sent))
 
     def _is_grace_starting(self, state: JobState) -> bool:
-        return state.phase is Phase.GRACE and len(self._failures) == 1 and bool(state.alive)
+        return state.phase is JobPhase.GRACE and len(self._failures) == 1 and bool(state.alive)
 
     def _describe_grace(self, state: JobState) -> str:
         return f"{format_ranks(sorted(state.alive))} may take {self._policy.grace:g} s to end"

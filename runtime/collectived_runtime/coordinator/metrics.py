@@ -12,7 +12,7 @@ from collectived_proto.errors import Code
 from collectived_proto.types import unscoped_name
 from collectived_runtime.auth.credentials import RejectReason, Surface
 from collectived_runtime.coordinator.core import stragglers
-from collectived_runtime.coordinator.core.registry import Counts, GroupRun, Registry
+from collectived_runtime.coordinator.core.registry import Counts, GenerationRecord, Registry
 from collectived_runtime.coordinator.core.stragglers import Straggler
 from collectived_runtime.limits.rejections import COORDINATOR_LIMITS, Limit, MessageSource, RejectionCounters
 from collectived_runtime.metrics import labels
@@ -175,7 +175,7 @@ def collect_metrics(registry: Registry, now: float) -> Iterator[MetricsSnapshot 
     yield MetricsSnapshot(workers, tuple(groups), forming, joining, tuple(late), registry.counts)
 
 
-def _group(registry: Registry, generation: GroupRun, now: float) -> GroupSample:
+def _group(registry: Registry, generation: GenerationRecord, now: float) -> GroupSample:
     name = unscoped_name(generation.info.name)
     if generation.idle or not generation.evidence:
         return GroupSample(name, 0, 0, 0.0)

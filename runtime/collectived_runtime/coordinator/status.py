@@ -23,7 +23,7 @@ from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.version import OUR_VERSIONS
 from collectived_runtime.coordinator.core import rendezvous, verdicts
 from collectived_runtime.coordinator.core.events import WorkerHello
-from collectived_runtime.coordinator.core.registry import Departure, FormingGroup, GroupRun, Registry
+from collectived_runtime.coordinator.core.registry import Departure, FormingGroup, GenerationRecord, Registry
 
 MAX_FINISHED_SHOWN = 16  # so many of the generations that are over
 
@@ -125,7 +125,7 @@ def _forming_view(registry: Registry, forming: FormingGroup, now: float) -> Grou
     )
 
 
-def _run_view(registry: Registry, generation: GroupRun, now: float) -> GroupView:
+def _run_view(registry: Registry, generation: GenerationRecord, now: float) -> GroupView:
     info = generation.info
     measuring = info.generation in registry.measurements
     state = "ended" if generation.has_ended else "failed" if generation.failed else "forming" if measuring else "ready"
@@ -149,7 +149,7 @@ def _run_view(registry: Registry, generation: GroupRun, now: float) -> GroupView
     )
 
 
-def _pending_view(generation: GroupRun, instance: int, stall_seconds: float, now: float) -> PendingView:
+def _pending_view(generation: GenerationRecord, instance: int, stall_seconds: float, now: float) -> PendingView:
     evidence = generation.evidence[instance]
     ranks = range(generation.info.size)
     arrived = tuple(rank for rank in ranks if generation.has_submitted(rank, instance))

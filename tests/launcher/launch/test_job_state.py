@@ -13,9 +13,9 @@ from collectived_launcher.launch.job_state import (
     DaemonReady,
     Event,
     Finish,
+    JobPhase,
     JobState,
     KillDaemon,
-    Phase,
     Policy,
     Restart,
     SignalRanks,
@@ -53,7 +53,7 @@ def test_a_rank_that_ended_well_before_another_fails_is_not_signalled() -> None:
 def test_after_the_first_failure_the_others_have_the_grace_and_nothing_is_done_to_them() -> None:
     state, told = play(Policy(grace=10), (1, ClientEnded(1, 3)), (10.9, TimerFired()))
     assert told == [[], []]
-    assert (state.phase, state.deadline) == (Phase.GRACE, 11)
+    assert (state.phase, state.deadline) == (JobPhase.GRACE, 11)
 
 
 def test_a_second_failure_does_not_prolong_the_grace() -> None:
@@ -86,7 +86,7 @@ def test_after_the_grace_comes_sigterm_and_then_sigkill() -> None:
 def test_a_failed_client_is_started_again_as_often_as_allowed() -> None:
     state, told = play(Policy(max_restarts=2), *[(float(t), ClientEnded(1, 3)) for t in range(3)])
     assert told == [[Restart(1, 1)], [Restart(1, 2)], []]
-    assert state.phase is Phase.GRACE
+    assert state.phase is JobPhase.GRACE
 
 
 def test_restarts_are_counted_per_rank() -> None:
@@ -169,7 +169,7 @@ def test_a_client_that_waits_for_its_worker_is_nobody_once_the_job_has_failed() 
         (1.5, ClientEnded(1, 0)),
     ]
     state, told = play(Policy(max_restarts=1), *story)
-    assert state.phase is Phase.GRACE
+    assert state.phase is JobPhase.GRACE
     assert told == [[], [], [Restart(2, 1)], [], [], [Finish()]]
 
 
@@ -223,9 +223,9 @@ def test_a_daemon_that_has_used_up_its_restarts_fails_the_job(allowed: int) -> N
     for restart in range(allowed):
         state, actions = decide(state, DaemonEnded("worker 0", -9), restart)
         state, actions = decide(state, TimerFired(), restart + 0.5)
-        assert actions == (StartDaemon("worker 0"),) and state.phase is Phase.RUNNING
+        assert actions == (StartDaemon("worker 0"),) and state.phase is JobPhase.RUNNING
     state, actions = decide(state, DaemonEnded("worker 0", -9), 5)
-    assert (actions, state.phase, state.deadline) == ((), Phase.GRACE, 15)
+    assert (actions, state.phase, state.deadline) == ((), JobPhase.GRACE, 15)
     state, actions = decide(state, ClientEnded(0, 1), 6)
     assert actions == ()  # nobody is started again
     assert state.first_failure == DaemonEnded("worker 0", -9)
@@ -238,7 +238,7 @@ def test_daemons_are_counted_each_for_itself() -> None:
         Policy(daemon_restarts=1),
         *[(1.0, DaemonEnded(name, -9)) for name in ("coordinator", "worker 0", "worker 1")],
     )
-    assert state.phase is Phase.RUNNING
+    assert state.phase is JobPhase.RUNNING
 
 
 def test_a_daemon_without_restarts_fails_the_job_even_if_all_clients_end_well() -> None:

@@ -12,11 +12,11 @@ from dataclasses import replace
 from collectived_proto.errors import Code
 from collectived_proto.types import RankPosition, Verdict, unscoped_name
 from collectived_runtime.coordinator.core.events import Effect, Log, SendToWorker
-from collectived_runtime.coordinator.core.registry import Departure, GroupRun, Registry
+from collectived_runtime.coordinator.core.registry import Departure, GenerationRecord, Registry
 
 
 def deliver(
-    registry: Registry, generation: GroupRun, verdict: Verdict, now: float, fault: bool = True
+    registry: Registry, generation: GenerationRecord, verdict: Verdict, now: float, fault: bool = True
 ) -> Iterator[Effect]:
     """Send a verdict to all workers of a generation, unless an earlier one covers all that it covers.
 
@@ -45,17 +45,17 @@ def deliver(
     registry.retire_if_over(generation)
 
 
-def is_uncovered(generation: GroupRun, from_instance: int, orderly: bool = False) -> bool:
+def is_uncovered(generation: GenerationRecord, from_instance: int, orderly: bool = False) -> bool:
     """Whether a verdict from there on would be news. Asked before one is made: thousands of ranks may go at once."""
     covering = [known for known in generation.verdicts if known.from_instance <= from_instance]
     return not covering or (not orderly and all(known.orderly for known in covering))
 
 
-def _has_worker_left(generation: GroupRun, task: int) -> bool:
+def _has_worker_left(generation: GenerationRecord, task: int) -> bool:
     return all(generation.departed.get(rank) is Departure.LEFT for rank in generation.ranks_by_worker[task])
 
 
-def record(registry: Registry, generation: GroupRun, verdict: Verdict, now: float) -> Iterator[Effect]:
+def record(registry: Registry, generation: GenerationRecord, verdict: Verdict, now: float) -> Iterator[Effect]:
     """The first fault of a generation is what people want to read; its echoes are not."""
     group = unscoped_name(generation.info.name)
     if generation.failed:
@@ -68,10 +68,10 @@ def record(registry: Registry, generation: GroupRun, verdict: Verdict, now: floa
     registry.retire_if_over(generation)
 
 
-def _create_successor(registry: Registry, generation: GroupRun, verdict: Verdict) -> None:
+def _create_successor(registry: Registry, generation: GenerationRecord, verdict: Verdict) -> None:
     """The group goes on in the successor: same ranks, numbers and last calls; nothing submitted yet."""
     info = replace(generation.info, generation=verdict.successor)
-    successor = GroupRun(info, generation.peers, generation.table, first_instance=verdict.next_instance)
+    successor = GenerationRecord(info, generation.peers, generation.table, first_instance=verdict.next_instance)
     last = verdict.next_instance - 1  # at which all ranks have arrived, or do before they go on
     for rank, known in generation.progress.items():
         position, submitted = known.position, min(known.position.submitted, last)

@@ -33,7 +33,7 @@ from collectived_runtime.coordinator.core.events import (
 )
 from collectived_runtime.coordinator.core.registry import (
     Drain,
-    GroupRun,
+    GenerationRecord,
     PendingJoin,
     Proposal,
     Registry,
@@ -176,7 +176,7 @@ def _tasks(registry: Registry, event: DrainRequested) -> list[int]:
     return [event.task] if event.task in registry.workers else []
 
 
-def _is_affected(generation: GroupRun, tasks: Iterable[int], group: str) -> bool:
+def _is_affected(generation: GenerationRecord, tasks: Iterable[int], group: str) -> bool:
     name = generation.info.name
     return group in (name, unscoped_name(name)) if group else any(generation.active_ranks(task) for task in tasks)
 
@@ -228,7 +228,7 @@ def _remove_join(registry: Registry, name: str, gone: PendingJoin) -> None:
 # What runs
 
 
-def _propose_drain(registry: Registry, drain: Drain, generation: GroupRun, now: float) -> Iterator[Effect]:
+def _propose_drain(registry: Registry, drain: Drain, generation: GenerationRecord, now: float) -> Iterator[Effect]:
     """Ask the workers of a generation how far their ranks have submitted."""
     number = generation.info.generation
     if generation.drained_from is not None:  # by an earlier drain
@@ -272,7 +272,7 @@ def _conclude_proposal(registry: Registry, number: int, now: float) -> Iterator[
 
 
 def _deliver_drain_verdict(
-    registry: Registry, drain: Drain, generation: GroupRun, start: int, now: float
+    registry: Registry, drain: Drain, generation: GenerationRecord, start: int, now: float
 ) -> Iterator[Effect]:
     """From here on nothing begins, the same for all ranks."""
     what = "it" if drain.group else f"group {unscoped_name(generation.info.name)!r}"
@@ -306,7 +306,7 @@ def _send_orders_if_decided(registry: Registry, drain: Drain, now: float) -> Ite
 
 
 def _record_abandoned(
-    registry: Registry, drain: Drain, generation: GroupRun, cut: AbandonedCollective, now: float
+    registry: Registry, drain: Drain, generation: GenerationRecord, cut: AbandonedCollective, now: float
 ) -> Iterator[Effect]:
     known = any((one.generation, one.instance) == (cut.generation, cut.instance) for one in drain.abandoned)
     if cut.instance < 0:
@@ -328,13 +328,13 @@ def _record_abandoned(
     yield from delivery.deliver(registry, generation, replace(verdict, op=op), now)
 
 
-def _site(generation: GroupRun, instance: int) -> str:
+def _site(generation: GenerationRecord, instance: int) -> str:
     """A source line of those who wait in it, where some have told."""
     evidence = generation.evidence.get(instance)
     return next((known.site for known in evidence.positions.values() if known.site), "") if evidence else ""
 
 
-def _missing(generation: GroupRun, cut: AbandonedCollective) -> tuple[int, ...]:
+def _missing(generation: GenerationRecord, cut: AbandonedCollective) -> tuple[int, ...]:
     """Ranks that have not come, where everybody has been asked; else what the worker that tells knows of its own."""
     if cut.instance not in generation.evidence:
         return cut.missing

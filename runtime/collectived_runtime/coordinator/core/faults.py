@@ -22,7 +22,7 @@ from collectived_runtime.coordinator.core.events import (
 )
 from collectived_runtime.coordinator.core.registry import (
     Departure,
-    GroupRun,
+    GenerationRecord,
     Registry,
 )
 from collectived_runtime.verdicts import decisions
@@ -79,7 +79,9 @@ def _make_forgotten_verdict(report: Report) -> Verdict:
 # Faults of one rank: decided at once.
 
 
-def _handle_rank_report(registry: Registry, generation: GroupRun, report: Report, now: float) -> Iterator[Effect]:
+def _handle_rank_report(
+    registry: Registry, generation: GenerationRecord, report: Report, now: float
+) -> Iterator[Effect]:
     rank, last = report.rank, report.instance
     generation.update_last_submitted(rank, last, now)
     generation.record_submissions(rank, report.last)
@@ -104,7 +106,7 @@ def _handle_rank_report(registry: Registry, generation: GroupRun, report: Report
 
 
 def _handle_p2p_report(
-    registry: Registry, generation: GroupRun, task: int, report: Report, now: float
+    registry: Registry, generation: GenerationRecord, task: int, report: Report, now: float
 ) -> Iterator[Effect]:
     """A send or recv waits: too long, or for a rank of whose departure that worker has not heard."""
     if report.kind is not ReportKind.UNANSWERED:
@@ -120,7 +122,7 @@ def _handle_p2p_report(
 
 
 def mark_rank_lost(
-    registry: Registry, generation: GroupRun, rank: int, from_instance: int, why: str, now: float
+    registry: Registry, generation: GenerationRecord, rank: int, from_instance: int, why: str, now: float
 ) -> Iterator[Effect]:
     """A rank's client is gone: what it had fully submitted may still complete, nothing later can."""
     if rank not in generation.departed:
@@ -135,7 +137,9 @@ def mark_rank_lost(
         yield from mark_rank_lost(registry, successor, rank, successor.first_instance, why, now)
 
 
-def _mark_rank_left(registry: Registry, generation: GroupRun, rank: int, last: int, now: float) -> Iterator[Effect]:
+def _mark_rank_left(
+    registry: Registry, generation: GenerationRecord, rank: int, last: int, now: float
+) -> Iterator[Effect]:
     """A rank left in order: a fault only for those who submit beyond its last instance."""
     if rank not in generation.departed:
         decision = decisions.judge_departure([generation.member(rank, now)], last)
@@ -154,7 +158,7 @@ def _mark_rank_left(registry: Registry, generation: GroupRun, rank: int, last: i
 
 
 def mark_workers_lost(
-    registry: Registry, generation: GroupRun, tasks: Iterable[int], why: str, from_instance: int, now: float
+    registry: Registry, generation: GenerationRecord, tasks: Iterable[int], why: str, from_instance: int, now: float
 ) -> Iterator[Effect]:
     """All ranks of these workers that had not departed are lost together."""
     ranks = sorted(rank for task in tasks for rank in generation.active_ranks(task))

@@ -19,7 +19,7 @@ from collectived_runtime.coordinator.core.registry import (
     INQUIRY_SECONDS,
     MAX_EVIDENCE,
     Evidence,
-    GroupRun,
+    GenerationRecord,
     Inquiry,
     Registry,
 )
@@ -39,7 +39,7 @@ _SEVERITY = {
 
 
 def handle_instance_report(
-    registry: Registry, generation: GroupRun, task: int, report: Report, now: float
+    registry: Registry, generation: GenerationRecord, task: int, report: Report, now: float
 ) -> Iterator[Effect]:
     known = generation.find_verdict(report.instance)
     if known is not None:
@@ -97,7 +97,7 @@ def _add_link_report(inquiry: Inquiry, task: int, report: Report) -> None:
         inquiry.text = report.text or "no details given"
 
 
-def _get_or_create_evidence(generation: GroupRun, instance: int, now: float) -> Evidence:
+def _get_or_create_evidence(generation: GenerationRecord, instance: int, now: float) -> Evidence:
     if instance not in generation.evidence:
         while len(generation.evidence) >= MAX_EVIDENCE:
             del generation.evidence[min(generation.evidence)]
@@ -113,7 +113,7 @@ def _is_warning_due(registry: Registry, evidence: Evidence, now: float) -> bool:
     return _waited_seconds(registry, evidence, now) >= WARN_BACKOFF * evidence.warned_after_seconds
 
 
-def _find_inquiry(registry: Registry, generation: GroupRun, instance: int, peer: int = -1) -> Inquiry | None:
+def _find_inquiry(registry: Registry, generation: GenerationRecord, instance: int, peer: int = -1) -> Inquiry | None:
     wanted = (generation.info.generation, instance, peer)
     for inquiry in registry.inquiries.values():
         if (inquiry.generation, inquiry.instance, inquiry.peer) == wanted and inquiry.kind is not ReportKind.NATIVE:
@@ -121,13 +121,15 @@ def _find_inquiry(registry: Registry, generation: GroupRun, instance: int, peer:
     return None
 
 
-def _find_native_inquiry(registry: Registry, generation: GroupRun) -> Inquiry | None:
+def _find_native_inquiry(registry: Registry, generation: GenerationRecord) -> Inquiry | None:
     """What is asked since NCCL failed, once for all instances of which that is reported."""
     number = generation.info.generation
     return next((i for i in registry.inquiries.values() if (i.generation, i.kind) == (number, ReportKind.NATIVE)), None)
 
 
-def _send_queries(registry: Registry, generation: GroupRun, inquiry: Inquiry, reporter: int = -1) -> Iterator[Effect]:
+def _send_queries(
+    registry: Registry, generation: GenerationRecord, inquiry: Inquiry, reporter: int = -1
+) -> Iterator[Effect]:
     """Ask the other workers; about a broken link only the one at its other end.
 
     That one's word matters because it sends in order: had it left, its ranks' departure would arrive before its answer.
@@ -140,7 +142,7 @@ def _send_queries(registry: Registry, generation: GroupRun, inquiry: Inquiry, re
             yield SendToWorker(task, message)
 
 
-def ask_for_stacks(registry: Registry, generation: GroupRun, reporter: int, instance: int) -> Iterator[Effect]:
+def ask_for_stacks(registry: Registry, generation: GenerationRecord, reporter: int, instance: int) -> Iterator[Effect]:
     """Have the other workers find out what their ranks do that have not come, before they are asked for good."""
     message = PositionQuery(generation.info.key, generation.info.generation, instance, 0)
     for task in generation.ranks_by_worker:
@@ -199,7 +201,9 @@ def resend_queries(registry: Registry, task: int) -> Iterator[Effect]:
             yield SendToWorker(task, PositionQuery(key, inquiry.generation, inquiry.instance, inquiry.query))
 
 
-def discard_departed_worker(registry: Registry, generation: GroupRun, task: int, now: float) -> Iterator[Effect]:
+def discard_departed_worker(
+    registry: Registry, generation: GenerationRecord, task: int, now: float
+) -> Iterator[Effect]:
     """A rank has told that it goes: a worker without any other may have no group loop left that answers."""
     inquiry = _find_native_inquiry(registry, generation)
     if inquiry is not None and task in inquiry.pending_workers and not generation.active_ranks(task):
@@ -225,7 +229,7 @@ def on_inquiry_timeout(registry: Registry, query: int, now: float) -> Iterator[E
         yield from _judge(registry, registry.inquiries[query], now)
 
 
-def handle_resumed(registry: Registry, generation: GroupRun, instance: int) -> Iterator[Effect]:
+def handle_resumed(registry: Registry, generation: GenerationRecord, instance: int) -> Iterator[Effect]:
     generation.evidence.pop(instance, None)
     inquiry = _find_inquiry(registry, generation, instance)
     if inquiry and inquiry.kind is ReportKind.PENDING:

@@ -29,7 +29,7 @@ from collectived_runtime.coordinator.core.events import (
 )
 from collectived_runtime.coordinator.core.registry import (
     Departure,
-    GroupRun,
+    GenerationRecord,
     Registry,
     ReportedProgress,
     WorkerRecord,
@@ -218,10 +218,10 @@ def _adopt(registry: Registry, hello: WorkerHello, item: AttachedGroup, now: flo
     yield from _resume_if_complete(registry, generation, now)
 
 
-def _restore_generation(registry: Registry, item: AttachedGroup, now: float) -> GroupRun:
+def _restore_generation(registry: Registry, item: AttachedGroup, now: float) -> GenerationRecord:
     """A generation of an earlier coordinator; its workers that attached already and did not bring it are absent."""
     info = item.group
-    generation = GroupRun(info)
+    generation = GenerationRecord(info)
     generation.awaited_workers = {task for task in generation.ranks_by_worker if task not in registry.workers}
     generation.absent_workers = {task for task in generation.ranks_by_worker if task in registry.workers}
     registry.generations[info.generation] = generation
@@ -233,7 +233,7 @@ def _restore_generation(registry: Registry, item: AttachedGroup, now: float) -> 
 
 
 def _compare_verdicts(
-    registry: Registry, generation: GroupRun, task: int, brought: tuple[Verdict, ...], now: float
+    registry: Registry, generation: GenerationRecord, task: int, brought: tuple[Verdict, ...], now: float
 ) -> Iterator[Effect]:
     """Adopts what the worker knows and we do not, and tells it what we know and it does not."""
     known = list(generation.verdicts)
@@ -266,7 +266,7 @@ def on_reattach_timeout(registry: Registry, number: int, now: float) -> Iterator
         yield from _resume_if_complete(registry, generation, now)
 
 
-def _resume_if_complete(registry: Registry, generation: GroupRun, now: float) -> Iterator[Effect]:
+def _resume_if_complete(registry: Registry, generation: GenerationRecord, now: float) -> Iterator[Effect]:
     """Once everybody is back, or will not come: what was reported meanwhile is heard now."""
     if generation.awaited_workers:
         return

@@ -45,7 +45,7 @@ from collectived_runtime.coordinator.core.events import (
 from collectived_runtime.coordinator.core.registry import (
     Departure,
     FormingGroup,
-    GroupRun,
+    GenerationRecord,
     Measurement,
     PendingJoin,
     Registry,
@@ -283,7 +283,7 @@ def _complete(registry: Registry, forming: FormingGroup, now: float) -> Iterator
         Member(rank, w.ask.device, w.task, w.ask.host, w.ask.pid, w.ask.label) for rank, w in enumerate(order)
     )
     info = GroupInfo(forming.name, registry.get_or_create_key(forming.name), registry.new_id(), members)
-    generation = GroupRun(info, _peers(registry, members))
+    generation = GenerationRecord(info, _peers(registry, members))
     generation.idle = any(waiting.ask.idle for waiting in order)
     if any(waiting.ask.last_instance >= 0 for waiting in order):
         generation.last_instances = tuple(waiting.ask.last_instance for waiting in order)
@@ -320,7 +320,7 @@ def _mark_rejoined(registry: Registry, members: tuple[Member, ...], name: str) -
         registry.retire_if_over(generation)
 
 
-def finish_rendezvous(registry: Registry, generation: GroupRun, now: float) -> Iterator[Effect]:
+def finish_rendezvous(registry: Registry, generation: GenerationRecord, now: float) -> Iterator[Effect]:
     """All ranks are here: they are told, or their links are measured first."""
     known = registry.stored_tables.get(table_name(generation))
     if known is None and registry.tune and len(generation.peers) > 1:
@@ -377,12 +377,12 @@ def finish_measurement(registry: Registry, number: int) -> Iterator[Effect]:
     yield from _send_join_done(registry, generation)
 
 
-def table_name(generation: GroupRun) -> str:
+def table_name(generation: GenerationRecord) -> str:
     """`world 2,2`: the group's name without its job, and the ranks on each of its workers."""
     return f"{unscoped_name(generation.info.name)} {','.join(str(len(peer.ranks)) for peer in generation.peers)}"
 
 
-def _start_measurement(registry: Registry, generation: GroupRun, now: float) -> Iterator[Effect]:
+def _start_measurement(registry: Registry, generation: GenerationRecord, now: float) -> Iterator[Effect]:
     """Ask every worker about its link to the next one, in the order of the ring."""
     number = generation.info.generation
     circle = sorted(generation.peers, key=lambda peer: peer.ranks[0])
@@ -397,7 +397,7 @@ def _start_measurement(registry: Registry, generation: GroupRun, now: float) -> 
     registry.add_timer(now + MEASUREMENT_TIMEOUT_SECONDS, MeasurementTimeout(number))
 
 
-def _send_join_done(registry: Registry, generation: GroupRun) -> Iterator[Effect]:
+def _send_join_done(registry: Registry, generation: GenerationRecord) -> Iterator[Effect]:
     group = _group_with_history(generation)
     for task, request in generation.requests:
         if task in registry.workers:
@@ -408,12 +408,12 @@ def _send_join_done(registry: Registry, generation: GroupRun) -> Iterator[Effect
                 yield SendToWorker(task, verdict)
 
 
-def _make_join_done(generation: GroupRun, group: GroupInfo, task: int, request: str) -> JoinDone:
+def _make_join_done(generation: GenerationRecord, group: GroupInfo, task: int, request: str) -> JoinDone:
     rank = generation.requests[task, request]
     return JoinDone(request, group, rank, generation.peers, generation.table, generation.idle)
 
 
-def _group_with_history(generation: GroupRun) -> GroupInfo:
+def _group_with_history(generation: GenerationRecord) -> GroupInfo:
     """The group with what its ranks had finished in an earlier generation, so that callers can line up."""
     if not generation.last_instances:
         return generation.info
@@ -421,11 +421,11 @@ def _group_with_history(generation: GroupRun) -> GroupInfo:
     return replace(generation.info, members=tuple(replace(member, last_instance=last) for member, last in pairs))
 
 
-def _make_measuring_update(generation: GroupRun, request: str) -> JoinUpdate:
+def _make_measuring_update(generation: GenerationRecord, request: str) -> JoinUpdate:
     return JoinUpdate(request, generation.info.size, generation.info.size, measuring_text(generation))
 
 
-def measuring_text(generation: GroupRun) -> str:
+def measuring_text(generation: GenerationRecord) -> str:
     size, workers = generation.info.size, len(generation.peers)
     return (
         f"all {size} ranks {is_or_are(size)} here, the links between {workers} workers are being measured "

@@ -13,7 +13,7 @@ from collectived_proto.types import unscoped_name
 from collectived_runtime.coordinator.core.events import Effect, Log, Promised, Propose, SendToWorker, WaitingCount
 from collectived_runtime.coordinator.core.registry import (
     FormingGroup,
-    GroupRun,
+    GenerationRecord,
     Proposal,
     Registry,
     identity,
@@ -50,7 +50,7 @@ def propose_waiting_count(registry: Registry, name: str, now: float) -> Iterator
         yield SendToWorker(task, Propose(generation.info.key, generation.info.generation, generation.proposal))
 
 
-def count_waiting(generation: GroupRun, forming: FormingGroup | None) -> int:
+def count_waiting(generation: GenerationRecord, forming: FormingGroup | None) -> int:
     """How many wait who are not ranks of this generation."""
     if forming is None:
         return 0
@@ -86,7 +86,7 @@ def on_proposal_timeout(registry: Registry, timer: ProposalTimeout, now: float) 
         registry.add_timer(now + RETRY_SECONDS, ProposalTimeout(0, timer.generation))
 
 
-def _conclude_proposal(registry: Registry, generation: GroupRun, from_instance: int) -> Iterator[Effect]:
+def _conclude_proposal(registry: Registry, generation: GenerationRecord, from_instance: int) -> Iterator[Effect]:
     del registry.proposals[generation.proposal]
     message = WaitingCount(
         generation.info.key, generation.info.generation, generation.proposal, from_instance, generation.waiting_count

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from collectived_proto.types import RankPosition, unscoped_name
-from collectived_runtime.coordinator.core.registry import GroupRun, Registry, WaitStats
+from collectived_runtime.coordinator.core.registry import GenerationRecord, Registry, WaitStats
 
 MAX_STRAGGLERS = 32  # ranks that are told of
 FRESH_HEARTBEATS = 3.0  # for so long what a rank has told says something about it
@@ -29,7 +29,7 @@ class Straggler:
     seconds: float
 
 
-def update_wait_stats(generation: GroupRun, task: int, positions: Iterable[RankPosition], now: float) -> None:
+def update_wait_stats(generation: GenerationRecord, task: int, positions: Iterable[RankPosition], now: float) -> None:
     """Take in what a heartbeat of this worker says about its own ranks."""
     own = generation.ranks_by_worker.get(task, ())
     for position in positions:
@@ -48,7 +48,7 @@ def select_worst(late: Iterable[Straggler]) -> list[Straggler]:
     return heapq.nlargest(MAX_STRAGGLERS, late, key=lambda one: one.seconds)
 
 
-def find_stragglers(registry: Registry, generation: GroupRun, now: float) -> Iterator[Straggler]:
+def find_stragglers(registry: Registry, generation: GenerationRecord, now: float) -> Iterator[Straggler]:
     """The ranks of a generation that come later than the earliest."""
     if generation.is_over or generation.idle:
         return
@@ -67,6 +67,6 @@ def find_stragglers(registry: Registry, generation: GroupRun, now: float) -> Ite
             yield Straggler(group, rank, members[rank].worker, by)
 
 
-def missing_ranks(generation: GroupRun, instance: int) -> list[int]:
+def missing_ranks(generation: GenerationRecord, instance: int) -> list[int]:
     """The ranks that are not known to have submitted an instance."""
     return [rank for rank in range(generation.info.size) if not generation.has_submitted(rank, instance)]

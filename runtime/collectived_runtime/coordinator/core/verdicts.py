@@ -24,13 +24,13 @@ from collectived_proto.report.phrases import (
     waiting_text,
 )
 from collectived_proto.types import ANY_SOURCE, Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
-from collectived_runtime.coordinator.core.registry import Departure, GroupRun, Inquiry
+from collectived_runtime.coordinator.core.registry import Departure, GenerationRecord, Inquiry
 from collectived_runtime.verdicts import decisions
 from collectived_runtime.verdicts.decisions import Decision, split_majority
 
 
 def make_verdict(
-    generation: GroupRun, decision: Decision, from_instance: int, now: float, *, instance: int | None = None
+    generation: GenerationRecord, decision: Decision, from_instance: int, now: float, *, instance: int | None = None
 ) -> Verdict:
     """A verdict with every member's last position; `instance` is by default the first one running that it ends."""
     info = generation.info
@@ -53,7 +53,7 @@ def make_verdict(
     )
 
 
-def find_first_running(generation: GroupRun, from_instance: int) -> int:
+def find_first_running(generation: GenerationRecord, from_instance: int) -> int:
     """The first instance from there on that some rank is known to have submitted and not finished; -1: none.
 
     What a heartbeat has told of an instance says only that it ran then.
@@ -68,13 +68,13 @@ def find_first_running(generation: GroupRun, from_instance: int) -> int:
     return min(running, default=-1)
 
 
-def _is_pending(generation: GroupRun, instance: int) -> bool:
+def _is_pending(generation: GenerationRecord, instance: int) -> bool:
     """Whether somebody was asked about an instance and had not finished it."""
     positions = generation.evidence[instance].positions.values()
     return any((position.arrived or position.contract) and position.finished < instance for position in positions)
 
 
-def describe_operation(generation: GroupRun, instance: int) -> str:
+def describe_operation(generation: GenerationRecord, instance: int) -> str:
     """What an instance is, where anybody who submitted it, or was about to, has told: `all_reduce(sum)`."""
     evidence = generation.evidence.get(instance)
     told = (position.op for position in evidence.positions.values()) if evidence else iter(())
@@ -82,7 +82,7 @@ def describe_operation(generation: GroupRun, instance: int) -> str:
     return next(filter(None, told), "") or next(filter(None, last), "")
 
 
-def judge(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict | None:
+def judge(generation: GenerationRecord, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict | None:
     """What follows from the answers; None where nothing has failed.
 
     Contracts that differ are the cause wherever they are known, for then waiting longer does not help.
@@ -97,7 +97,7 @@ def judge(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now
     return _judge_expiry(generation, inquiry, silent, now)
 
 
-def is_majority_undecided(generation: GroupRun, instance: int) -> bool:
+def is_majority_undecided(generation: GenerationRecord, instance: int) -> bool:
     """Whether ranks that have not come decide who differs from most."""
     evidence = generation.evidence.get(instance)
     positions = evidence.positions if evidence else {}
@@ -105,7 +105,9 @@ def is_majority_undecided(generation: GroupRun, instance: int) -> bool:
     return bool(known) and decisions.is_majority_undecided(*split_majority(known), generation.info.size)
 
 
-def _judge_link(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict | None:
+def _judge_link(
+    generation: GenerationRecord, inquiry: Inquiry, silent: Mapping[int, str], now: float
+) -> Verdict | None:
     """A worker that refuses a link and answers here is not lost, nor is any of its ranks."""
     ranks = generation.active_ranks(inquiry.peer)
     if not ranks:
@@ -119,7 +121,7 @@ def _judge_link(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str
     return make_verdict(generation, decision, max(inquiry.instance, 0), now)
 
 
-def _judge_native(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict:
+def _judge_native(generation: GenerationRecord, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict:
     instance, ranks_of = inquiry.instance, generation.ranks_by_worker
     lost = sorted(rank for rank, how in generation.departed.items() if how is Departure.LOST)
     told = [
@@ -134,7 +136,7 @@ def _judge_native(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, s
     return make_verdict(generation, decision, instance, now, instance=instance)
 
 
-def _judge_mismatch(generation: GroupRun, inquiry: Inquiry, now: float) -> Verdict | None:
+def _judge_mismatch(generation: GenerationRecord, inquiry: Inquiry, now: float) -> Verdict | None:
     instance = inquiry.instance
     evidence = generation.evidence[instance]
     arrived = {rank: known for rank, known in evidence.positions.items() if known.contract}  # or about to be
@@ -148,7 +150,9 @@ def _judge_mismatch(generation: GroupRun, inquiry: Inquiry, now: float) -> Verdi
     return replace(make_verdict(generation, decision, instance, now, instance=instance), op=op)
 
 
-def _judge_expiry(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict | None:
+def _judge_expiry(
+    generation: GenerationRecord, inquiry: Inquiry, silent: Mapping[int, str], now: float
+) -> Verdict | None:
     ranks = range(generation.info.size)
     if all(generation.last_finished(rank) >= inquiry.instance for rank in ranks):
         return None  # it was complete before the answers came
@@ -170,7 +174,7 @@ def _judge_expiry(generation: GroupRun, inquiry: Inquiry, silent: Mapping[int, s
     return make_verdict(generation, decision, first, now, instance=instance)
 
 
-def judge_p2p(generation: GroupRun, report: Report, now: float) -> Verdict:
+def judge_p2p(generation: GenerationRecord, report: Report, now: float) -> Verdict:
     """A send or recv whose other end did not come in time, or messages that nobody asks for."""
     member, peer = generation.member(report.rank, now), _peer_rank(generation, report)
     if report.kind is ReportKind.OVERDUE:
@@ -181,13 +185,13 @@ def judge_p2p(generation: GroupRun, report: Report, now: float) -> Verdict:
     return make_verdict(generation, decision, 0, now)
 
 
-def judge_lost_rank(generation: GroupRun, rank: int, why: str, now: float) -> Decision:
+def judge_lost_rank(generation: GenerationRecord, rank: int, why: str, now: float) -> Decision:
     known = generation.progress.get(rank)
     history = history_text(known.position, known.age(now)) if known else "what it did last has not been reported"
     return decisions.judge_lost_rank(generation.member(rank, now), why, history)
 
 
-def judge_lost(generation: GroupRun, ranks: Sequence[int], cause: Cause, why: str, now: float) -> Decision:
+def judge_lost(generation: GenerationRecord, ranks: Sequence[int], cause: Cause, why: str, now: float) -> Decision:
     """The ranks of workers that are lost, or to which a link is."""
     known = {rank: generation.progress[rank] for rank in ranks if rank in generation.progress}
     histories = {rank: history_text(one.position, one.age(now)) for rank, one in known.items()}
@@ -196,7 +200,7 @@ def judge_lost(generation: GroupRun, ranks: Sequence[int], cause: Cause, why: st
     return decisions.judge_lost_workers(cause, generation.members(now, ranks), why, histories)
 
 
-def p2p_wait_warning(generation: GroupRun, report: Report, now: float) -> str:
+def p2p_wait_warning(generation: GenerationRecord, report: Report, now: float) -> str:
     """The warning that a send or recv waits for its other end."""
     what = f"group {unscoped_name(generation.info.name)!r}: {report.text} on {generation.member(report.rank, now)}"
     waited = f"{what} has waited for {format_duration(report.timeout_seconds)}"
@@ -205,17 +209,17 @@ def p2p_wait_warning(generation: GroupRun, report: Report, now: float) -> str:
     return f"{waited}: {_describe_peer(generation, report, now)}"
 
 
-def _describe_peer(generation: GroupRun, report: Report, now: float) -> str:
+def _describe_peer(generation: GenerationRecord, report: Report, now: float) -> str:
     peer = _peer_rank(generation, report)
     return _describe_absent_rank(generation, peer, "", now)
 
 
-def _peer_rank(generation: GroupRun, report: Report) -> int:
+def _peer_rank(generation: GenerationRecord, report: Report) -> int:
     return report.peer if report.peer < generation.info.size else report.rank
 
 
 def pending_warning(
-    generation: GroupRun, instance: int, silent: Mapping[int, str], stall_seconds: float, now: float
+    generation: GenerationRecord, instance: int, silent: Mapping[int, str], stall_seconds: float, now: float
 ) -> str:
     """The warning that an instance waits for ranks; '' where all have come."""
     missing = [rank for rank in range(generation.info.size) if not generation.has_submitted(rank, instance)]
@@ -231,12 +235,12 @@ def with_successor(decision: Verdict, successor: int) -> Verdict:
     return replace(decision, successor=successor, next_instance=decision.from_instance + 1)
 
 
-def _describe_instance(generation: GroupRun, instance: int) -> str:
+def _describe_instance(generation: GenerationRecord, instance: int) -> str:
     return collective_text(instance, describe_operation(generation, instance), generation.info.name)
 
 
 def _describe_missing(
-    generation: GroupRun, missing: Sequence[int], silent: Mapping[int, str], now: float, instance: int
+    generation: GenerationRecord, missing: Sequence[int], silent: Mapping[int, str], now: float, instance: int
 ) -> list[str]:
     members, evidence = generation.info.members, generation.evidence.get(instance)
     asked = evidence.positions if evidence else {}
@@ -248,7 +252,7 @@ def _describe_missing(
     ]
 
 
-def _describe_absent_rank(generation: GroupRun, rank: int, silent: str, now: float) -> str:
+def _describe_absent_rank(generation: GenerationRecord, rank: int, silent: str, now: float) -> str:
     member, standing = generation.member(rank, now), generation.progress.get(rank)
     return (
         not_arrived_text(member, standing.position, silent, standing.age(now))
@@ -257,7 +261,7 @@ def _describe_absent_rank(generation: GroupRun, rank: int, silent: str, now: flo
     )
 
 
-def _waiting_sites(generation: GroupRun, instance: int) -> dict[int, str]:
+def _waiting_sites(generation: GenerationRecord, instance: int) -> dict[int, str]:
     """Rank -> source line, of those that wait in this instance."""
     evidence = generation.evidence.get(instance)
     sites = {}

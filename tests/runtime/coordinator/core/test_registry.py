@@ -11,7 +11,7 @@ from collectived_runtime.coordinator.core.registry import (
     MAX_FAILURES,
     MAX_FINISHED_BYTES,
     MAX_FINISHED_GENERATIONS,
-    GroupRun,
+    GenerationRecord,
     Registry,
 )
 
@@ -20,9 +20,9 @@ def make_members(size: int, host: str = "h") -> tuple[Member, ...]:
     return tuple(Member(rank, "CPU:0", 0, host, rank) for rank in range(size))
 
 
-def end(registry: Registry, number: int, members: tuple[Member, ...]) -> GroupRun:
+def end(registry: Registry, number: int, members: tuple[Member, ...]) -> GenerationRecord:
     name = f"job/{number}"
-    generation = GroupRun(GroupInfo(name, registry.get_or_create_key(name), number, members), failed=True)
+    generation = GenerationRecord(GroupInfo(name, registry.get_or_create_key(name), number, members), failed=True)
     registry.generations[number] = generation
     registry.latest_generations[name] = number
     for _ in members:  # each rank that goes

@@ -9,20 +9,28 @@ import pytest
 from collectived_proto.types import GroupInfo, Member, RankPosition
 from collectived_runtime.coordinator.core import stragglers
 from collectived_runtime.coordinator.core.events import WorkerHello
-from collectived_runtime.coordinator.core.registry import Evidence, FormingGroup, GroupRun, Registry, WorkerRecord
+from collectived_runtime.coordinator.core.registry import (
+    Evidence,
+    FormingGroup,
+    GenerationRecord,
+    Registry,
+    WorkerRecord,
+)
 from collectived_runtime.coordinator.core.stragglers import MAX_STRAGGLERS
 from collectived_runtime.coordinator.metrics import GroupSample, MetricsSnapshot, collect_metrics
 
 
-def group(registry: Registry, size: int, workers: int = 2, name: str = "job/world", number: int = 100) -> GroupRun:
+def group(
+    registry: Registry, size: int, workers: int = 2, name: str = "job/world", number: int = 100
+) -> GenerationRecord:
     """A generation whose ranks are dealt out to workers in turn."""
     members = tuple(Member(rank, "CPU:0", rank % workers, "host", 1000 + rank) for rank in range(size))
-    made = GroupRun(GroupInfo(name, 7, number, members))
+    made = GenerationRecord(GroupInfo(name, 7, number, members))
     registry.generations[number] = made
     return made
 
 
-def beat(generation: GroupRun, now: float, **waited: tuple[int, float]) -> None:
+def beat(generation: GenerationRecord, now: float, **waited: tuple[int, float]) -> None:
     """One heartbeat of every worker, by rank: how many collectives, and seconds that they waited in all."""
     for task in generation.ranks_by_worker:
         positions = [

@@ -17,7 +17,7 @@ from collectived_proto.errors import Code
 from collectived_proto.types import GroupInfo, Member, RankPosition
 from collectived_runtime.coordinator.core import stragglers
 from collectived_runtime.coordinator.core.events import WorkerHello
-from collectived_runtime.coordinator.core.registry import GroupRun, Registry, WorkerRecord
+from collectived_runtime.coordinator.core.registry import GenerationRecord, Registry, WorkerRecord
 from collectived_runtime.coordinator.metrics import CoordinatorMetrics, collect_metrics
 from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.record.counters import (
@@ -97,7 +97,7 @@ def coordinator(workers: int, groups: int) -> CoordinatorMetrics:
         book.workers[task] = WorkerRecord(WorkerHello(task, "i", "host", 1), 0.0)
     members = tuple(Member(rank, "CPU:0", rank, "host", 1) for rank in range(workers))
     for number in range(groups):
-        made = book.generations[number] = GroupRun(GroupInfo(f"job/g{number}", 7, number, members))
+        made = book.generations[number] = GenerationRecord(GroupInfo(f"job/g{number}", 7, number, members))
         for rank in range(workers):
             stragglers.update_wait_stats(made, rank, [RankPosition(rank, waits=1, waited_seconds=float(rank + 1))], 0.0)
     book.counts.verdicts = dict.fromkeys(map(int, FAILURES), 1)
