@@ -6,10 +6,9 @@ import inspect
 import operator
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, SupportsIndex, TypedDict
+from typing import Any, NoReturn, SupportsIndex, TypedDict
 
 from collectived_proto.options import CommunicationOptions, to_seconds
-from collectived_proto.types import ReduceOp
 
 Options = CommunicationOptions | None
 
@@ -52,14 +51,13 @@ def escape_surrogates(text: str) -> str:
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
-def check_reduce_op(reduce_op: ReduceOp | str, value: object, call: str) -> ReduceOp:
-    """
+def refuse_single(call: str) -> NoReturn:
+    """Say what to type where a call was given one argument of the two that it takes.
+
     Raises:
-        TypeError, ValueError: it is none, or no value came with it; says what to type.
+        TypeError: always.
     """
-    if value is REQUIRED:
-        raise TypeError(f'{call} takes a reduce op and a value, got one of the two: {call}("sum", tensor)')
-    return ReduceOp.of(reduce_op, call)
+    raise TypeError(f'{call} takes a reduce op and a value, got one of the two: {call}("sum", tensor)')
 
 
 def with_timeout(options: Options, timeout: float | timedelta | None) -> Options:

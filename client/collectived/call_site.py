@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 
 from collectived.arguments import escape_surrogates
 
@@ -34,6 +34,15 @@ def find_caller(depth: int) -> FrameType | None:
     while frame is not None and frame.f_code.co_filename.startswith(_own_prefixes):
         frame = frame.f_back
     return frame
+
+
+def list_own(frame: FrameType | None) -> tuple[CodeType, ...] | None:
+    """The code of frames of ours, from this one up to the caller's; None where no frame is the caller's."""
+    own = []
+    while frame is not None and frame.f_code.co_filename.startswith(_own_prefixes):
+        own.append(frame.f_code)
+        frame = frame.f_back
+    return None if frame is None else tuple(own)
 
 
 def name_frameless(name: str) -> None:

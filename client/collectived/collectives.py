@@ -6,20 +6,14 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Literal, SupportsIndex, Unpack, overload
 
+from collectived import operations
 from collectived.arguments import Options, ResultTerms, Terms, with_timeout
 from collectived.calls.prepare import ANY_VALUE
 from collectived.reductions import Reductions, Sizes, T
-from collectived.values.axes import check_axis, check_sizes
+from collectived.values.axes import check_sizes
 from collectived.work import Work
 from collectived_proto.options import CommunicationOptions
-from collectived_proto.types import (
-    AllGather,
-    AllToAll,
-    Barrier,
-    Broadcast,
-    Gather,
-    Scatter,
-)
+from collectived_proto.types import Barrier
 
 _BARRIER = Barrier()
 
@@ -114,9 +108,12 @@ class Collectives(Reductions):
             ValueError: on this rank alone: None was given, and a dict of the value has keys that are no literals of
                 Python. The value is lost; the group goes on.
         """
-        root = self._check_rank(root, "root")
-        given = ANY_VALUE if value is None and root != self.rank else value
-        return self._start(Broadcast(root), given, with_timeout(options, timeout), experimental_hints, async_op, out)
+        operation = operations.broadcast(root, self.size)
+        if value is None and operation.root != self.rank:
+            value = ANY_VALUE
+        if timeout is not None:
+            options = with_timeout(options, timeout)
+        return self._start(operation, value, options, experimental_hints, async_op, out)
 
     @overload
     def all_gather(
@@ -173,9 +170,9 @@ class Collectives(Reductions):
             InvalidArgumentError: an array is 0-d on any rank: all ranks get the error.
             ValueError: an array has no such axis, or there are too many.
         """
-        return self._start(
-            AllGather(check_axis(axis)), value, with_timeout(options, timeout), experimental_hints, async_op, out
-        )
+        if timeout is not None:
+            options = with_timeout(options, timeout)
+        return self._start(operations.all_gather(axis), value, options, experimental_hints, async_op, out)
 
     @overload
     def gather(
@@ -223,8 +220,10 @@ class Collectives(Reductions):
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """As `all_gather`, but only `root` gets the result; the others get None, whatever `out` they give."""
-        operation = Gather(self._check_rank(root, "root"), check_axis(axis))
-        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op, out)
+        operation = operations.gather(root, axis, self.size)
+        if timeout is not None:
+            options = with_timeout(options, timeout)
+        return self._start(operation, value, options, experimental_hints, async_op, out)
 
     @overload
     def scatter(
@@ -278,12 +277,14 @@ class Collectives(Reductions):
         Raises:
             ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
         """
-        root = self._check_rank(root, "root")
-        if self.rank != root:
-            operation = Scatter(root, check_axis(axis))
-            return self._start(operation, ANY_VALUE, with_timeout(options, timeout), experimental_hints, async_op, out)
-        operation = Scatter(root, check_axis(axis), check_sizes(sizes, self.size))
-        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op, out)
+        operation = operations.scatter(root, axis, (), self.size)
+        if operation.root != self.rank:
+            value = ANY_VALUE
+        elif sizes is not None:
+            operation = operations.scatter(root, axis, check_sizes(sizes, self.size), self.size)
+        if timeout is not None:
+            options = with_timeout(options, timeout)
+        return self._start(operation, value, options, experimental_hints, async_op, out)
 
     @overload
     def all_to_all(
@@ -345,8 +346,10 @@ class Collectives(Reductions):
         Raises:
             ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
         """
-        operation = AllToAll(check_axis(axis), check_sizes(sizes, self.size))
-        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op, out)
+        operation = operations.all_to_all(axis, () if sizes is None else check_sizes(sizes, self.size))
+        if timeout is not None:
+            options = with_timeout(options, timeout)
+        return self._start(operation, value, options, experimental_hints, async_op, out)
 
     @overload
     def barrier(self, options: Options = None, *, async_op: Literal[True], **terms: Unpack[Terms]) -> Work[None]: ...
@@ -363,4 +366,6 @@ class Collectives(Reductions):
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """Ends when all ranks have called it; None, or a `Work` with `async_op`."""
-        return self._start(_BARRIER, None, with_timeout(options, timeout), experimental_hints, async_op)
+        if timeout is not None:
+            options = with_timeout(options, timeout)
+        return self._start(_BARRIER, None, options, experimental_hints, async_op)

@@ -23,6 +23,7 @@ from collectived.calls.prepare import (
     FlatValue,
     fetch_value_to_host,
     flatten_value,
+    is_single,
     locate,
     move_value_axis_first,
 )
@@ -38,13 +39,12 @@ from collectived.errors import (
     UnimplementedError,
 )
 from collectived.session_hooks import JoinedRank, SessionHooks
-from collectived.values.leaves import is_host_array
 from collectived.work import Work
 from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import CollectiveError, error_from_verdict
 from collectived_proto.options import CommunicationOptions
-from collectived_proto.types import AllReduce, AxisOperation, Member, Operation, Reduce, ReduceOp
+from collectived_proto.types import AllReduce, AxisOperation, Member, Operation, Reduce
 
 _STAGING_TIMEOUT = 30.0  # seconds in which a worker makes room for a value
 
@@ -100,7 +100,6 @@ class Group(Collectives):
         self._default_timeout = default_timeout
         self._defaults = CommunicationOptions(timeout_seconds=default_timeout).merge(options)
         self._merged: dict[CommunicationOptions, CommunicationOptions] = {}
-        self._reductions: dict[object, AllReduce] = {}
         self._splits = 0
         self.lends_inputs = False  # whether callers leave the arrays of asynchronous calls alone until these are done
         self._enter_generation(local_rank)
@@ -119,7 +118,6 @@ class Group(Collectives):
         self._channel = local_rank.channel
         self._prepared_calls = local_rank.prepared_calls
         self._unobserved_errors = UnobservedErrors(local_rank.channel.rank_state)
-        self._operations = {}
         self._is_splitting = False
         self._unusable_reason = ""
 
@@ -285,14 +283,22 @@ class Group(Collectives):
     ) -> Any:
         if self._unusable_reason:
             raise FailedPreconditionError(self._unusable_reason)
-        frame = call_site.find_caller(2)
-        is_single = is_host_array(value) or value is ANY_VALUE or value is None
-        is_plain = is_single and not (async_op or options or hints or special)
-        if is_plain and frame is not None:
-            result = self._channel.repeat(operation, value, out, frame)
+        frame = None
+        if not (async_op or options or hints or special):
+            try:
+                frame = sys._getframe(2)
+            except ValueError:  # a thread that does nothing but this call
+                frame = None
+            try:
+                result = self._channel.repeat(operation, value, out, frame)
+            except BaseException as error:
+                self._channel.abort_by_error(error)
+                raise
+            if type(result) is tuple and frame is not None:
+                return self._channel.resume(result, operation, value, out, frame)
             if result is not NOT_REPEATED:
-                return self._finish(result) if isinstance(result, Call) else result
-        line = call_site.name_frame(frame)
+                return result
+        line = call_site.name_frame(call_site.find_caller(2))
         merged = self._options(options, hints)
         deadline = Deadline.after(merged.timeout_seconds) if merged.timeout_seconds else None
         terms = _CallTerms(operation, merged, line, deadline, async_op, special)
@@ -312,20 +318,9 @@ class Group(Collectives):
         if work is not None:
             return work.result()
         call = calls[0]
-        if is_plain and frame is not None and call.verdict is None:
+        if frame is not None and call.verdict is None and is_single(value):
             route.remember(call, operation, value, frame)
-        return self._take_result(call, line)
-
-    def _finish(self, call: Call) -> Any:
-        """Wait for a call that the channel has started by itself."""
-        self._channel.wait(call)
-        return self._take_result(call, call.prepared.site)
-
-    def _take_result(self, call: Call, site: str) -> Any:
-        if call.verdict is not None:
-            raise self._channel.report_verdict(call.verdict, site, call.is_out_intact)
-        self._channel.rank_state.on_result_taken(call)
-        return call.take_value()
+        return route.take_result(call, line)
 
     def _submit_value(self, terms: _CallTerms, value: Any, out: Any, calls: list[Call]) -> Work[Any] | None:
         """Takes a value apart and submits it; a work where it takes several calls. All of them are put into `calls`."""
@@ -468,13 +463,6 @@ class Group(Collectives):
                 self._merged.clear()
             merged = self._merged[options] = self._defaults.merge(options)
         return merged
-
-    def _all_reduce_operation(self, reduce_op: ReduceOp | str) -> AllReduce:
-        try:
-            return self._reductions[reduce_op]
-        except (KeyError, TypeError):  # TypeError: an array cannot be looked up
-            operation = AllReduce(ReduceOp.of(reduce_op))
-            return self._reductions.setdefault(reduce_op, operation)
 
     def _check_usable(self) -> None:
         if self._unusable_reason:

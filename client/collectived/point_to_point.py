@@ -6,14 +6,12 @@ from abc import ABC, abstractmethod
 from datetime import timedelta
 from typing import Any, Literal, Unpack, overload
 
-from collectived.arguments import Options, ResultTerms, Terms, check_integer, with_timeout
+from collectived import operations
+from collectived.arguments import Options, ResultTerms, Terms, with_timeout
 from collectived.calls.prepare import ANY_VALUE, CrossDeviceTerms
 from collectived.work import Work
 from collectived_proto.options import CommunicationOptions
-from collectived_proto.types import ANY_SOURCE, Operation, Recv, Send
-
-_MAX_TAG = (1 << 32) - 1
-_MAX_OPERATIONS = 1024
+from collectived_proto.types import Operation
 
 
 class PointToPointCalls(ABC):
@@ -21,7 +19,6 @@ class PointToPointCalls(ABC):
 
     rank: int
     size: int
-    _operations: dict[tuple[type, int | None, int], Send | Recv]  # of this generation
 
     @overload
     def send(
@@ -68,8 +65,10 @@ class PointToPointCalls(ABC):
         Returns:
             None, when the value is not read any more; with `async_op`, a `Work`.
         """
-        operation = self._find_operation(Send, to, "to", tag)
-        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op)
+        operation = operations.send(to, tag, self.size)
+        if timeout is not None:
+            options = with_timeout(options, timeout)
+        return self._start(operation, value, options, experimental_hints, async_op)
 
     @overload
     def recv(
@@ -124,8 +123,10 @@ class PointToPointCalls(ABC):
             ValueError: on this rank alone: the received value does not fit `out`; or, without `out`, a dict of the
                 value has keys that are no literals of Python. The value is lost; the group goes on.
         """
-        operation = self._find_operation(Recv, source, "source", tag)
-        return self._start(operation, ANY_VALUE, with_timeout(options, timeout), experimental_hints, async_op, out)
+        operation = operations.recv(source, tag, self.size)
+        if timeout is not None:
+            options = with_timeout(options, timeout)
+        return self._start(operation, ANY_VALUE, options, experimental_hints, async_op, out)
 
     @abstractmethod
     def _start(
@@ -139,21 +140,3 @@ class PointToPointCalls(ABC):
         special: CrossDeviceTerms | None = None,
     ) -> Any:
         """Start a collective and, unless `async_op`, wait for its result; a value of `ANY_VALUE` takes what comes."""
-
-    def _find_operation(self, kind: type[Send] | type[Recv], peer: int | None, name: str, tag: int) -> Send | Recv:
-        """Return the operation, which is checked the first time."""
-        is_any = peer is None and kind is Recv
-        is_plain = (is_any or type(peer) is int) and type(tag) is int  # others may equal a number without being one
-        known = self._operations.get((kind, peer, tag)) if is_plain else None
-        if known is None:
-            if len(self._operations) >= _MAX_OPERATIONS:
-                self._operations.clear()
-            rank, tag = ANY_SOURCE if is_any else self._check_rank(peer, name), self._check_tag(tag)
-            known = self._operations[kind, None if is_any else rank, tag] = kind(rank, tag)
-        return known
-
-    def _check_rank(self, rank: Any, name: str) -> int:
-        return check_integer(rank, name, 0, self.size - 1, f"a rank of this group, 0 to {self.size - 1}")
-
-    def _check_tag(self, tag: int) -> int:
-        return check_integer(tag, "tag", 0, _MAX_TAG, f"a whole number from 0 to {_MAX_TAG}")

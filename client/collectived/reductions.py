@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any, Literal, SupportsIndex, TypeVar, Unpack, overload
 
-from collectived.arguments import REQUIRED, Options, ResultTerms, check_reduce_op, with_timeout
+from collectived import operations
+from collectived.arguments import REQUIRED, Options, ResultTerms, refuse_single, with_timeout
 from collectived.calls.prepare import CrossDeviceTerms
 from collectived.point_to_point import PointToPointCalls
-from collectived.values.axes import check_axis, check_sizes
+from collectived.values.axes import check_sizes
 from collectived.work import Work
 from collectived_proto.options import CommunicationOptions
-from collectived_proto.types import AllReduce, Packing, Reduce, ReduceOp, ReduceScatter, Tier
+from collectived_proto.types import Packing, ReduceOp, Tier
 
 T = TypeVar("T")
 Op = ReduceOp | str
@@ -75,15 +75,10 @@ class Reductions(PointToPointCalls):
             CollectiveError: the collective failed; the class says what to do next.
         """
         if value is REQUIRED:
-            check_reduce_op(reduce_op, value, "all_reduce")
-        return self._start(
-            self._all_reduce_operation(reduce_op),
-            value,
-            with_timeout(options, timeout),
-            experimental_hints,
-            async_op,
-            out,
-        )
+            refuse_single("all_reduce")
+        if timeout is not None:
+            options = with_timeout(options, timeout)
+        return self._start(operations.all_reduce(reduce_op), value, options, experimental_hints, async_op, out)
 
     @overload
     def reduce(
@@ -131,8 +126,12 @@ class Reductions(PointToPointCalls):
         experimental_hints: CommunicationOptions | None = None,
     ) -> Any:
         """As `all_reduce`, but only `root` gets the result; the others get None, whatever `out` they give."""
-        operation = Reduce(check_reduce_op(reduce_op, value, "reduce"), self._check_rank(root, "root"))
-        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op, out)
+        if value is REQUIRED:
+            refuse_single("reduce")
+        operation = operations.reduce(reduce_op, root, self.size)
+        if timeout is not None:
+            options = with_timeout(options, timeout)
+        return self._start(operation, value, options, experimental_hints, async_op, out)
 
     @overload
     def reduce_scatter(
@@ -198,10 +197,13 @@ class Reductions(PointToPointCalls):
         Raises:
             ValueError: an array is 0-d, has no such axis, `sizes` do not add up to its length, or there are too many.
         """
-        operation = ReduceScatter(
-            check_reduce_op(reduce_op, value, "reduce_scatter"), check_axis(axis), check_sizes(sizes, self.size)
-        )
-        return self._start(operation, value, with_timeout(options, timeout), experimental_hints, async_op, out)
+        if value is REQUIRED:
+            refuse_single("reduce_scatter")
+        rows = () if sizes is None else check_sizes(sizes, self.size)
+        operation = operations.reduce_scatter(reduce_op, axis, rows)
+        if timeout is not None:
+            options = with_timeout(options, timeout)
+        return self._start(operation, value, options, experimental_hints, async_op, out)
 
     def _all_reduce_packed(
         self,
@@ -215,8 +217,4 @@ class Reductions(PointToPointCalls):
     ) -> Any:
         """`all_reduce` by algorithms and in packs that a cross-device operation chooses."""
         special = CrossDeviceTerms(all_reduce_spec, packing)
-        return self._start(self._all_reduce_operation(reduce_op), value, options, None, async_op, special=special)
-
-    @abstractmethod
-    def _all_reduce_operation(self, reduce_op: ReduceOp | str) -> AllReduce:
-        """The operation, remembered, for this one is to be quick."""
+        return self._start(operations.all_reduce(reduce_op), value, options, None, async_op, special=special)

@@ -1,7 +1,8 @@
 """Signatures of the compiled core. README.md of this folder's parent says what the calls mean."""
 
-from collections.abc import Sequence
-from typing import Any, Literal, final
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FrameType
+from typing import Any, final
 
 source_digest: str
 
@@ -54,6 +55,11 @@ MAX_LETTERS: int  # of one sender, that nobody has read
 BLOCKING: int  # None, or a job to be waited for
 QUIET: int  # a job
 NOTIFYING: int  # a job that `collect` returns when it is done
+# What a call that is repeated is.
+COLLECTIVE: int
+SEND: int
+RECEIVE: int
+
 MAX_SEATS: int
 SCHEDULE_VERSION: int
 WORKER_SEAT: int  # in place of a seat: the worker
@@ -115,9 +121,6 @@ class Engine:
     def run(
         self, plan: Plan, inputs: Buffers, outputs: Buffers, timeout_ns: int, blob: bytes | None, asked_ns: int = ..., /
     ) -> Job | None: ...
-    def repeat(
-        self, plan: Plan, inputs: Buffers, outputs: Buffers, timeout_ns: int, blob: bytes | None, /
-    ) -> Job | Literal[False] | None: ...
     def submit(
         self,
         plan: Plan,
@@ -151,6 +154,51 @@ class Engine:
     def rouse(self, /) -> None: ...
     def leave(self, /) -> None: ...
     def detach(self, /) -> None: ...
+
+# What a call is: (Python's word for it, see, restore, engine, generation, kind, peer, tag, plan, is_open, blob,
+# timeout_ns).
+# `see` gives value and `out` as arrays of NumPy's, `restore` what the caller gets; None for arrays of NumPy's.
+RepeatTerms = tuple[
+    object,
+    Callable[[Any, Any], Any] | None,
+    Callable[[Any], Any] | None,
+    Engine,
+    int,
+    int,
+    int,
+    int,
+    Plan | None,
+    bool,
+    bytes | None,
+    int,
+]
+# What it brings: (Python's word for it, plan, blob by which it is known, dtype, shape, bytes).
+Form = tuple[object, Plan | None, bytes | None, Any, tuple[int, ...], int]
+
+def repeats(
+    array_type: type,
+    make_array: Callable[[tuple[int, ...], Any], Any],
+    any_value: object,
+    absent: object,
+    standing: object,
+    numbers: Iterator[int],
+    /,
+) -> Repeats: ...
+
+@final
+class Repeats:
+    def run(self, operation: object, value: Any, out: Any, frame: FrameType | None, /) -> Any: ...
+    def add(
+        self,
+        operation: object,
+        value: Any,
+        frame: FrameType,
+        own_codes: tuple[CodeType, ...],
+        terms: RepeatTerms,
+        form: Form,
+        /,
+    ) -> None: ...
+    def clear(self, /) -> None: ...
 
 @final
 class Watcher:

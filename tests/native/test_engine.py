@@ -109,33 +109,6 @@ def test_a_rank_may_take_what_the_root_broadcasts(count: int) -> None:
     assert as_threads(3, body, geometry=TINY) == [True] * 3
 
 
-def test_a_repeat_takes_arrays_as_they_are_or_does_nothing() -> None:
-    def body(engine: core.Engine, rank: int) -> bool:
-        plan = make_plan(engine, core.ALL_REDUCE, ((F32, (4,), (4,), (4,)),), reduce_op=1)
-        base, fixed = np.ones(6, np.float32), np.zeros(4, np.float32)
-        fixed.flags.writeable = False
-        refused = [
-            (base[:4], fixed),
-            (base[:4], base[1:5]),
-            (base[:4], base[2:6]),
-            (np.ones(8, np.float32)[::2], np.zeros(4, np.float32)),
-            (base[:4], np.zeros(8, np.float32)[::2]),
-            (base[:3], np.zeros(4, np.float32)),
-        ]
-        for value, out in refused:
-            assert engine.repeat(plan, (value,), (out,), 0, None) is False
-        assert engine.next_instance() == 0
-        for out in (base[:4], np.zeros(4, np.float32)):
-            base[:4] = rank + 1
-            job = engine.repeat(plan, (base[:4],), (out,), 0, None)
-            assert job is not False
-            finish(engine, job)
-            assert out.tolist() == [3.0] * 4
-        return True
-
-    assert as_threads(2, body) == [True, True]
-
-
 def test_ranks_with_other_terms_than_the_root_differ() -> None:
     def body(engine: core.Engine, rank: int) -> int:
         is_open = rank == 1

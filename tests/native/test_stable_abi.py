@@ -34,7 +34,7 @@ STRUCTURES = {
     "PyType_Slot": ("slot", "pfunc"),
     "PyType_Spec": ("name", "basicsize", "itemsize", "flags", "slots"),
 }
-CONSTANTS = re.compile(r"\b((?:METH|PyBUF|Py_mod|Py_TPFLAGS|Py_tp)_\w+) = ")
+CONSTANTS = re.compile(r"\b((?:METH|PyBUF|Py_mod|Py_TPFLAGS|Py_tp)_\w+|Py_EQ) = ")
 
 
 def describe(includes: str, folder: Path) -> str:

@@ -25,6 +25,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
+from collectived import call_site
 from collectived.arguments import escape_surrogates
 from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import ALL_PACKS, Call
@@ -51,10 +52,17 @@ CONNECT_AGAIN = "connect and join again"  # what to do where the worker is lost
 NOT_REPEATED = object()
 
 
+def _never_repeat(operation: Operation, value: Any, out: Any, frame: FrameType | None) -> Any:
+    return NOT_REPEATED
+
+
 class RankChannel(ABC):
     """One rank's way to its worker. Thread-safe: `mutex` guards everything here.
 
     Attributes:
+        repeat: runs a blocking collective of one array again, as the same line of the caller's has done before. Returns
+            the result; a tuple for `resume` where that is still to be waited for; NOT_REPEATED where the call has to go
+            the long way.
         invalid_reason: why it cannot be used in this process, a forked child; '' where it can.
     """
 
@@ -64,6 +72,7 @@ class RankChannel(ABC):
     def __init__(self, group: GroupInfo, rank: int, worker: str) -> None:
         self.mutex = threading.Lock()
         self.rank_state = RankState(group, rank)
+        self.repeat: Callable[[Operation, Any, Any, FrameType | None], Any] = _never_repeat
         self.callbacks = Callbacks(self.mutex, self._watch)
         self.invalid_reason = ""
         self._worker = worker
@@ -114,17 +123,24 @@ class RankChannel(ABC):
                 raise DeadlineExceededError("as many calls as a rank may have were in flight until then")
             self._wait_for_room(call.prepared.is_p2p, math.inf if deadline is None else deadline.at)
 
-    def repeat(self, operation: Operation, value: Any, out: Any, frame: FrameType) -> Any:
-        """Run a blocking collective of one NumPy array as the same line of the caller's has done before.
-
-        Returns:
-            The result; a `Call` where it is still to be waited for; NOT_REPEATED where it has to go the long way.
-        """
-        return NOT_REPEATED
+    def resume(self, unfinished: Any, operation: Operation, value: Any, out: Any, frame: FrameType) -> Any:
+        """Wait for what `repeat` has begun; the result."""
+        raise NotImplementedError("nothing is begun here")
 
     def remember(self, call: Call, operation: Operation, value: Any, frame: FrameType) -> None:
-        """A call of one array has ended well, by that frame of the caller's: it may come again."""
+        """A call of one array, or of none, has ended well: it may come again.
+
+        Args:
+            frame: who has called the collective; frames of ours may lie between that and the caller's.
+        """
         return None
+
+    def take_result(self, call: Call, site: str) -> Any:
+        """Return the result of a call that has ended, or raise its verdict."""
+        if call.verdict is not None:
+            raise self.report_verdict(call.verdict, site, call.is_out_intact)
+        self.rank_state.on_result_taken(call)
+        return call.take_value()
 
     @abstractmethod
     def _try_submit(self, call: Call, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]) -> bool:
@@ -242,6 +258,13 @@ class RankChannel(ABC):
         """Ctrl-C came in a call: ends the generation for all ranks."""
         self.rank_state.interrupted_generation = self.rank_state.generation
         self.abort(f"interrupted on rank {self.rank_state.rank}")
+
+    def abort_by_error(self, error: BaseException) -> None:
+        """End the generation: the others must not be left with an instance that this rank does not know of."""
+        if isinstance(error, KeyboardInterrupt):
+            self.on_interrupt()
+        else:
+            self.abort(call_site.describe_error(error, error.__traceback__))
 
     def report_verdict(self, verdict: Verdict, site: str = "", out_intact: bool = True) -> CollectiveError:
         """Give a verdict to the caller: go on in its successor generation, if it has one, and return its error."""

@@ -35,6 +35,7 @@ from collectived.values.leaves import (
     check_reducible,
     element_type,
     format_path,
+    is_host_array,
     kind_of,
 )
 from collectived.values.sparse import expand_slices
@@ -75,6 +76,11 @@ class FlatValue(NamedTuple):
 
 
 ANY_VALUE = FlatValue(nest.ANY, [], ())  # of a rank that takes what comes
+
+
+def is_single(value: object) -> bool:
+    """Whether a value is one array of the host's, or none at all."""
+    return value is None or value is ANY_VALUE or is_host_array(value)
 
 
 class CrossDeviceTerms(NamedTuple):

@@ -86,6 +86,11 @@ class SegmentCall(Call):
             self._inputs = self._keep_from_results(variant)
         return self._inputs, tuple([self._results[leaf] for leaf in variant.schedule.outputs])
 
+    @property
+    def form(self) -> Form | None:
+        """What it has brought, or has put in."""
+        return self._variant
+
     def describe(self, job: core.Job) -> None:
         """Go on with what others have told of lengths or structure.
 

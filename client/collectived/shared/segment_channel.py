@@ -19,10 +19,8 @@ from types import FrameType
 from typing import Any
 from weakref import WeakValueDictionary
 
-from collectived import call_site
 from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import ALL_PACKS, Call
-from collectived.calls.channel import NOT_REPEATED
 from collectived.calls.prepare import PreparedCall
 from collectived.errors import DeadlineExceededError, UnavailableError
 from collectived.shared import seqpacket
@@ -33,9 +31,9 @@ from collectived.shared.segment_engines import SegmentEngines
 from collectived.shared.segment_letters import STOP_NANOSECONDS, Announcements, LetterCall
 from collectived.shared.segment_program import SegmentProgram
 from collectived.shared.segment_reasons import word_end
-from collectived.shared.segment_repeats import Repeats
+from collectived.shared.segment_repeats import Repeats, Unfinished
 from collectived.values import nest
-from collectived.values.leaves import ARRAY, Array
+from collectived.values.leaves import Array
 from collectived_native import core
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import Code
@@ -58,8 +56,9 @@ class SegmentChannel(Doorbell):
         self._size = group.size
         self._engines = SegmentEngines()
         self._describing = threading.Lock()
-        self._repeats = Repeats()
         self._post_numbers = count(messages.P2P_BASE)
+        self._repeats = Repeats(self.rank_state, self._post_numbers)
+        self.repeat = self._repeats.run
         self._collectives: WeakValueDictionary[int, SegmentCall] = WeakValueDictionary()  # of those in flight
         self._posted: WeakValueDictionary[core.Job, LetterCall] = WeakValueDictionary()  # those that are asynchronous
         self._announcements = Announcements(self.mutex, self._send_now)
@@ -155,31 +154,18 @@ class SegmentChannel(Doorbell):
         if call.is_async and program.may_describe:
             self._describer.start()
 
-    def repeat(self, operation: Operation, value: Any, out: Any, frame: FrameType) -> Any:
-        again, state = self._repeats.find(operation, value, frame), self.rank_state
-        if again is None or again.generation != state.generation or state.verdict is not None:
-            return NOT_REPEATED
+    def resume(self, unfinished: Unfinished, operation: Operation, value: Any, out: Any, frame: FrameType) -> Any:
+        repeat, form, seen, result, job = unfinished
         try:
-            seen = (value, out) if again.kind is ARRAY else again.see(value, out)
-            found = None if seen is None else again.run(*seen)
-            if seen is None or found is None:
-                return NOT_REPEATED
-            result, array, form, job = found
-            if job is not None:
-                call = again.make_call(seen[0], out, array, form)
-                self._adopt(call, job, again.program.engine)
-                return call
-            if again.prepared.is_p2p:
-                next(self._post_numbers)
-            else:
-                state.waiting = again.program.engine.waiting()
-            return again.restore(result, out)
-        except KeyboardInterrupt:
-            self.on_interrupt()
+            call = repeat.make_call(form, seen, result, out)
+            self._adopt(call, job, repeat.program.engine)
+        except BaseException as error:
+            self.abort_by_error(error)
             raise
-        except BaseException as error:  # the others must not be left with an instance that this rank does not know of
-            self.abort(call_site.describe_error(error, error.__traceback__))
-            raise
+        self.wait(call)
+        if call.verdict is None:
+            self._repeats.add(call, operation, value, frame)
+        return self.take_result(call, call.prepared.site)
 
     def remember(self, call: Call, operation: Operation, value: Any, frame: FrameType) -> None:
         self._repeats.add(call, operation, value, frame)

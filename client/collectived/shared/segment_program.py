@@ -44,11 +44,16 @@ _DIGEST_BYTES = 16
 
 
 class Variant(NamedTuple):
-    """One way in which a prepared collective runs: for some lengths, or for what its root sends."""
+    """One way in which a prepared collective runs: for some lengths, or for what its root sends.
+
+    Attributes:
+        blob: what the root has told of that.
+    """
 
     plan: core.Plan
     schedule: Schedule
     collective: Collective
+    blob: bytes | None
 
 
 class SegmentProgram:
@@ -87,11 +92,7 @@ class SegmentProgram:
         self._meets = meets
         self.may_describe = meets in (core.MEETS_EQUAL, core.MEETS_ANY)
         known = NOTHING if collective.open else segment_plan.schedule(collective, layout, rank, size, rows)
-        self.first = self._make_variant(collective, known)
-
-    def find_known(self, blobs: tuple[bytes, ...]) -> Variant | None:
-        """Return the way that followed from the same before."""
-        return self._variants.get(blobs)
+        self.first = self._make_variant(collective, known, None)
 
     def describe(self, blobs: tuple[bytes, ...]) -> Variant:
         """Return the way that follows from what all ranks have told.
@@ -99,14 +100,16 @@ class SegmentProgram:
         Raises:
             ValueError: that is nothing that an honest rank tells.
         """
-        if (known := self.find_known(blobs)) is not None:
+        if (known := self._variants.get(blobs)) is not None:
             return known
         collective, layout = self._prepared.collective, self._prepared.layout
         rows: Sequence[Sequence[int]] = ()
+        blob = None
         if collective.open:
             operation = collective.operation
             assert isinstance(operation, (Broadcast, Scatter))
-            collective, layout = segment_plan.decode_root_value(blobs[operation.root])
+            blob = blobs[operation.root]
+            collective, layout = segment_plan.decode_root_value(blob)
             if type(collective.operation) is not type(operation):
                 raise ValueError(f"{collective.operation} where {operation} was expected")
         else:
@@ -115,7 +118,7 @@ class SegmentProgram:
         if len(self._variants) >= _MAX_VARIANTS:
             self._variants.clear()
         schedule = segment_plan.schedule(collective, layout, self._rank, self._size, rows)
-        made = self._variants[blobs] = self._make_variant(collective, schedule)
+        made = self._variants[blobs] = self._make_variant(collective, schedule, blob)
         return made
 
     def _make_blob(self) -> bytes | None:
@@ -136,7 +139,7 @@ class SegmentProgram:
             f"and there may be {core.MAX_BLOB}: give fewer, larger arrays"
         )
 
-    def _make_variant(self, collective: Collective, schedule: Schedule) -> Variant:
+    def _make_variant(self, collective: Collective, schedule: Schedule, blob: bytes | None) -> Variant:
         description, operation = self._prepared.description, collective.operation
         is_across = self._worker_seat >= 0
         plan = self.engine.plan(
@@ -150,4 +153,4 @@ class SegmentProgram:
             self._meets,
             description.id,
         )
-        return Variant(plan, schedule, collective)
+        return Variant(plan, schedule, collective, blob)

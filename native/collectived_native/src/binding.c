@@ -21,6 +21,7 @@ static const struct {
     NUMBER(REDUCE_SCATTER), NUMBER(ALL_TO_ALL), NUMBER(BARRIER), NUMBER(ACROSS), NUMBER(MEETS_NOT), NUMBER(MEETS_EQUAL),
     NUMBER(MEETS_KNOWN), NUMBER(MEETS_ANY), NUMBER(SENDS), NUMBER(RECEIVES), NUMBER(SCHEDULE_VERSION), NUMBER(MAX_SEATS),
     {"MAX_LETTER_BLOB", LETTER_BLOB}, {"MAX_LETTERS", LETTERS}, {"BLOCKING", 0}, {"QUIET", 1}, {"NOTIFYING", 2},
+    NUMBER(COLLECTIVE), NUMBER(SEND), NUMBER(RECEIVE),
 };
 
 static int add_type(PyTypeObject **type, PyType_Spec *spec) {
@@ -32,7 +33,7 @@ static int fill(PyObject *module) {
     for (size_t i = 0; i < sizeof NUMBERS / sizeof *NUMBERS; i++)
         if (PyModule_AddIntConstant(module, NUMBERS[i].name, NUMBERS[i].value)) return -1;
     if (add_type(&plan_type, &plan_spec) || add_type(&job_type, &job_spec) || add_type(&engine_type, &engine_spec) ||
-        add_type(&watcher_type, &watcher_spec))
+        add_type(&watcher_type, &watcher_spec) || add_type(&repeats_type, &repeats_spec))
         return -1;
     return PyModule_AddStringConstant(module, "source_digest", SOURCE_DIGEST);
 }
@@ -49,8 +50,8 @@ static PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__core(void) {
-    PyMethodDef *const tables[] = {arithmetic_methods, engine_functions, watcher_functions}, *end = functions;
-    for (int i = 0; i < 3; i++)
+    PyMethodDef *const tables[] = {arithmetic_methods, engine_functions, watcher_functions, repeats_functions}, *end = functions;
+    for (int i = 0; i < 4; i++)
         for (const PyMethodDef *one = tables[i]; one->ml_name && end < functions + MOST_FUNCTIONS - 1; one++) *end++ = *one;
     return PyModuleDef_Init(&definition);
 }

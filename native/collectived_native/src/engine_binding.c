@@ -8,13 +8,6 @@
 #include "letters.h"
 #include "objects.h"
 
-enum {
-    TRY_NANOSECONDS = 3000,   /* a blocking call waits so long with the GIL: giving it up costs more */
-    KEEP_GIL_BELOW = 64 << 10, /* bytes that are moved with the GIL */
-    MOST_LEAVES = 1 << 20,
-    DRAIN = 1000 * MILLISECOND,
-};
-
 PyTypeObject *job_type, *engine_type;
 
 Engine *usable_engine(PyObject *self) {
@@ -24,110 +17,6 @@ Engine *usable_engine(PyObject *self) {
 
 /* ---- Carrying out ---- */
 
-/* A job of (plan, inputs, outputs, timeout_ns, blob), ready to be submitted; NULL with an error set. */
-static struct held *hold(Engine *e, PyObject *const *args, PyObject *asked) {
-    Plan *plan = plan_of(e, args[0]);
-    u64 nanoseconds = plan ? PyLong_AsUnsignedLongLong(args[3]) : 0, given = plan ? PyLong_AsUnsignedLongLong(asked) : 0;
-    if (!plan || PyErr_Occurred()) return NULL;
-    int room = plan->plan->leaves_in + plan->plan->leaves_out;
-    struct held *h = e->spare && e->spare->room >= room ? e->spare : make_held(room < 4 ? 4 : room);
-    if (!h) return NULL;
-    if (h == e->spare) e->spare = NULL;
-    memset(&h->job, 0, sizeof h->job);
-    Py_IncRef(args[0]);
-    h->plan = args[0], h->job.plan = plan->plan;
-    if (nanoseconds) h->job.deadline = engine_now(e->engine) + nanoseconds, h->job.asked = given;
-    if (!take_blob(h, args[4], plan->plan->meets ? MAX_BLOB : 0) && !take_leaves(h, plan->plan, args[1], args[2])) {
-        if (!find_common(e, h)) return h;
-    }
-    free_held(h);
-    return NULL;
-}
-
-/* ---- Jobs ---- */
-
-static int is_over(const struct held *h) {
-    int state = atomic_load(&h->job.state);
-    return state != PENDING && state != DESCRIBE;
-}
-
-/* Lets go of what jobs that are over have kept alive; of those to be collected, not before. */
-static void reap(Engine *e) {
-    for (Job **link = &e->in_flight; *link;) {
-        Job *job = *link;
-        if (!is_over(job->held) || job->held->job.notify) {
-            link = &job->next;
-            continue;
-        }
-        *link = job->next, job->in_flight = 0;
-        let_go(job->held);
-        Py_DecRef((PyObject *)job);
-    }
-}
-
-/* Wraps a job that goes on, or that has ended otherwise than well. */
-static PyObject *wrap(Engine *e, struct held *h) {
-    Job *job = (Job *)PyType_GenericAlloc(job_type, 0);
-    if (!job) return NULL; /* the job goes on, and what it holds is never freed */
-    Py_IncRef((PyObject *)e);
-    job->engine = e, job->held = h, h->job.owner = job;
-    job->next = e->in_flight, e->in_flight = job, job->in_flight = 1;
-    Py_IncRef((PyObject *)job); /* the engine's own */
-    return (PyObject *)job;
-}
-
-static int interrupted(void *argument) {
-    PyThreadState **state = argument;
-    PyEval_RestoreThread(*state);
-    int raised = PyErr_CheckSignals();
-    *state = PyEval_SaveThread();
-    return raised;
-}
-
-/* Waits without the GIL: a state; `raised`: an exception is set. */
-static int wait_for(Engine *e, struct job *job, u64 until, int *raised) {
-    PyThreadState *state = PyEval_SaveThread();
-    struct waiting how = {.until = until, .interrupted = interrupted, .argument = &state, .looked = engine_now(e->engine)};
-    how.began = how.looked;
-    int found = engine_wait(e->engine, job, &how);
-    *raised = how.raised;
-    if (how.raised) { /* the generation has ended with it: until the job has, others may read its memory */
-        struct waiting rest = {.until = engine_now(e->engine) + DRAIN};
-        engine_wait(e->engine, job, &rest);
-    }
-    PyEval_RestoreThread(state);
-    return found;
-}
-
-PyObject *carry_out(Engine *e, struct held *h, u64 bytes) {
-    int raised = 0, found = PENDING;
-    engine_submit(e->engine, &h->job);
-    if (bytes < KEEP_GIL_BELOW) found = engine_try(e->engine, &h->job, TRY_NANOSECONDS);
-    if (found == PENDING) found = wait_for(e, &h->job, 0, &raised);
-    if (found == COMPLETE && !raised && !h->more && h->job.slot < 0) {
-        let_go(h);
-        if (e->spare) free(e->spare);
-        e->spare = h;
-        return none();
-    }
-    if (!raised || !is_over(h)) {
-        PyObject *job = wrap(e, h);
-        if (!raised) return job;
-        if (job) Py_DecRef(job); /* the engine has one */
-        return NULL;
-    }
-    free_held(h);
-    return NULL;
-}
-
-PyObject *start(Engine *e, struct held *h, int notify) {
-    PyObject *job = wrap(e, h);
-    if (!job) return NULL;
-    h->job.notify = notify;
-    engine_submit(e->engine, &h->job);
-    return job;
-}
-
 /* run(plan, inputs, outputs, timeout_ns, blob[, asked_ns]) */
 static PyObject *engine_run(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Engine *e = usable_engine(self);
@@ -135,18 +24,6 @@ static PyObject *engine_run(PyObject *self, PyObject *const *args, Py_ssize_t co
     if (e->in_flight) reap(e);
     struct held *h = hold(e, args, args[count == 6 ? 5 : 3]);
     return h ? carry_out(e, h, h->job.plan->bytes_moved) : NULL;
-}
-
-/* repeat(plan, inputs, outputs, timeout_ns, blob): as `run`; False, and nothing is done, where it cannot take the arrays */
-static PyObject *engine_repeat(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Engine *e = usable_engine(self);
-    if (!e || has_arguments(count, 5, "(plan, inputs, outputs, timeout_ns, blob)")) return NULL;
-    if (e->in_flight) reap(e);
-    struct held *h = hold(e, args, args[3]);
-    if (h) return carry_out(e, h, h->job.plan->bytes_moved);
-    if (!PyErr_ExceptionMatches(PyExc_ValueError) && !PyErr_ExceptionMatches(PyExc_BufferError)) return NULL;
-    PyErr_Clear();
-    return PyBool_FromLong(0);
 }
 
 /* submit(plan, inputs, outputs, timeout_ns, blob, notify[, asked_ns]) */
@@ -410,7 +287,6 @@ static PyObject *attach(PyObject *module, PyObject *const *args, Py_ssize_t coun
 
 static PyMethodDef engine_methods[] = {
     FAST_METHOD("plan", engine_plan, "Prepare a collective."),
-    FAST_METHOD("repeat", engine_repeat, "The same of arrays as they are; False, and nothing is done, where it cannot take them."),
     FAST_METHOD("run", engine_run, "Carry out a collective; None, or a job to be waited for."),
     FAST_METHOD("submit", engine_submit_job, "Start a collective; its job."),
     FAST_METHOD("enqueue", engine_enqueue, "The same, but only `advance` carries it on."),

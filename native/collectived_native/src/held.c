@@ -51,7 +51,13 @@ int take_blob(struct held *h, PyObject *blob, Py_ssize_t most) {
     return 0;
 }
 
-static int overlap_in_part(const struct held *h) {
+void use_leaves(struct held *h, int leaves_in) {
+    h->job.values.in = (const char **)h->starts;
+    h->job.values.out = h->starts + leaves_in;
+}
+
+int overlap_in_part(const struct held *h, int leaves_in) {
+    if (h->taken != 2 || leaves_in != 1) return 0;
     const char *in = h->starts[0], *out = h->starts[1];
     u64 in_bytes = h->lengths[0], out_bytes = h->lengths[1];
     return in_bytes && out_bytes && in < out + out_bytes && out < in + in_bytes && !(in == out && in_bytes == out_bytes);
@@ -72,9 +78,8 @@ int take_leaves(struct held *h, const struct plan *plan, PyObject *inputs, PyObj
                               (starts[leaf + 1] - starts[leaf]) * (out ? p->result_item : p->item), out, index))
                     return -1;
         }
-    h->job.values.in = (const char **)h->starts;
-    h->job.values.out = h->starts + plan->leaves_in;
-    if (h->taken == 2 && plan->leaves_in == 1 && overlap_in_part(h)) {
+    use_leaves(h, plan->leaves_in);
+    if (overlap_in_part(h, plan->leaves_in)) {
         PyErr_SetString(PyExc_ValueError, "the output begins or ends amid the input: expected the same bytes, or others");
         return -1;
     }

@@ -25,27 +25,35 @@ static int read_request(const Engine *e, struct request *r, PyObject *peer, PyOb
     return 0;
 }
 
-/* Takes hold of all leaves; their bytes, or -1 with an error set. */
-static Py_ssize_t take_all(struct held *h, PyObject *leaves, int writable) {
-    Py_ssize_t bytes = 0;
-    for (int i = 0; i < h->room; i++) {
-        if (take_leaf(h, PyTuple_GetItem(leaves, i), ~(u64)0, writable, i)) return -1;
-        bytes += h->views[i].len;
-    }
+u64 use_letter_leaves(struct held *h) {
+    u64 bytes = 0;
+    for (int i = 0; i < h->taken; i++) bytes += h->lengths[i];
     h->job.values.in = (const char **)h->starts, h->job.values.out = h->starts;
     h->job.letter.lengths = h->lengths, h->job.letter.leaves = h->taken;
     return bytes;
 }
 
-static struct held *hold_letter(enum kind kind, PyObject *leaves, const struct request *r, PyObject *blob) {
-    Py_ssize_t count = leaves == Py_None ? 0 : PyTuple_Size(leaves), bytes;
-    struct held *h = count < 0 ? NULL : make_held((int)count);
-    if (!h) return NULL;
+/* Takes hold of all leaves of a tuple; 0, or -1 with an error set. */
+static int take_all(struct held *h, PyObject *leaves, int writable) {
+    Py_ssize_t count = PyTuple_Size(leaves);
+    for (int i = 0; i < count; i++)
+        if (take_leaf(h, PyTuple_GetItem(leaves, i), ~(u64)0, writable, i)) return -1;
+    return count < 0 ? -1 : 0;
+}
+
+void address_letter(struct held *h, enum kind kind, int peer, u32 tag, int expects) {
     h->job.kind = kind;
-    if (take_blob(h, blob, LETTER_BLOB) || (bytes = take_all(h, leaves, kind == RECEIVE)) < 0) return free_held(h), NULL;
     h->job.source = ~(u64)0, h->job.slot = -1;
-    h->job.letter.peer = (int)r->peer, h->job.letter.tag = (u32)r->tag, h->job.letter.slot = -1;
-    h->job.letter.bytes = (u64)bytes, h->job.letter.expects = leaves != Py_None;
+    h->job.letter.peer = peer, h->job.letter.tag = tag, h->job.letter.slot = -1;
+    h->job.letter.bytes = use_letter_leaves(h), h->job.letter.expects = expects;
+}
+
+static struct held *hold_letter(Engine *e, enum kind kind, PyObject *leaves, const struct request *r, PyObject *blob) {
+    Py_ssize_t count = leaves == Py_None ? 0 : PyTuple_Size(leaves);
+    struct held *h = count < 0 ? NULL : take_room(e, (int)count);
+    if (!h) return NULL;
+    if (take_blob(h, blob, LETTER_BLOB) || (count && take_all(h, leaves, kind == RECEIVE))) return free_held(h), NULL;
+    address_letter(h, kind, (int)r->peer, (u32)r->tag, leaves != Py_None);
     h->job.deadline = r->deadline;
     return h;
 }
@@ -63,7 +71,7 @@ PyObject *engine_send(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     struct request r;
     if (!e || has_arguments(count, 6, "(to, tag, inputs, timeout_ns, blob, mode)") || read_request(e, &r, args[0], args[1], args[3], args[5], 0))
         return NULL;
-    struct held *h = hold_letter(SEND, args[2], &r, args[4]);
+    struct held *h = hold_letter(e, SEND, args[2], &r, args[4]);
     return h ? submit(e, h, r.mode, h->job.letter.bytes) : NULL;
 }
 
@@ -73,7 +81,7 @@ PyObject *engine_receive(PyObject *self, PyObject *const *args, Py_ssize_t count
     struct request r;
     if (!e || has_arguments(count, 6, "(source, tag, outputs, timeout_ns, blob, mode)") || read_request(e, &r, args[0], args[1], args[3], args[5], -1))
         return NULL;
-    struct held *h = hold_letter(RECEIVE, args[2], &r, args[4]);
+    struct held *h = hold_letter(e, RECEIVE, args[2], &r, args[4]);
     if (!h) return NULL;
     atomic_fetch_add(&seat_of(e->segment, e->engine->seat)->posted, 1);
     return submit(e, h, r.mode, h->job.letter.bytes);
@@ -127,13 +135,14 @@ PyObject *letter_blob(Job *job) {
 }
 
 PyObject *letter_describe(Job *job, PyObject *outputs) {
-    Py_ssize_t count = PyTuple_Size(outputs), bytes;
+    Py_ssize_t count = PyTuple_Size(outputs);
     struct held *described = count < 0 ? NULL : make_held((int)count);
     if (!described) return NULL;
-    bytes = take_all(described, outputs, 1);
-    if (bytes >= 0 && (u64)bytes != job->held->job.letter.bytes)
-        PyErr_Format(PyExc_ValueError, "the outputs have %zd bytes, the letter %llu", bytes, (unsigned long long)job->held->job.letter.bytes);
-    if (bytes < 0 || PyErr_Occurred()) return free_held(described), NULL;
+    u64 bytes = take_all(described, outputs, 1) ? 0 : use_letter_leaves(described);
+    if (!PyErr_Occurred() && bytes != job->held->job.letter.bytes)
+        PyErr_Format(PyExc_ValueError, "the outputs have %llu bytes, the letter %llu", (unsigned long long)bytes,
+                     (unsigned long long)job->held->job.letter.bytes);
+    if (PyErr_Occurred()) return free_held(described), NULL;
     job->held->job.letter.lengths = described->lengths, job->held->job.letter.leaves = described->taken;
     go_on(job, described);
     return none();

@@ -5,9 +5,9 @@
 #include "engine.h"
 #include "stable_abi.h"
 
-extern PyTypeObject *plan_type, *job_type, *engine_type, *watcher_type; /* made once per process */
-extern PyType_Spec plan_spec, job_spec, engine_spec, watcher_spec;
-extern PyMethodDef engine_functions[], watcher_functions[];
+extern PyTypeObject *plan_type, *job_type, *engine_type, *watcher_type, *repeats_type; /* made once per process */
+extern PyType_Spec plan_spec, job_spec, engine_spec, watcher_spec, repeats_spec;
+extern PyMethodDef engine_functions[], watcher_functions[], repeats_functions[];
 
 enum { MOST_OWN = 66 }; /* mappings of common memory */
 
@@ -87,12 +87,41 @@ void free_held(struct held *h);
 int take_leaf(struct held *h, PyObject *leaf, u64 bytes, int writable, int index);
 /* Takes hold of all leaves of a plan; 0, or -1 with an error set. */
 int take_leaves(struct held *h, const struct plan *plan, PyObject *inputs, PyObject *outputs);
+/* Says where the values of a collective lie: the first leaves that are held, then its outputs. */
+void use_leaves(struct held *h, int leaves_in);
+/* Whether a single output begins or ends amid a single input. */
+int overlap_in_part(const struct held *h, int leaves_in);
 /* A reference to the blob of a job, or None; 0, or -1 with an error set. */
 int take_blob(struct held *h, PyObject *blob, Py_ssize_t most);
-/* Submits a job that waits for its end: None, or a job that goes on, or has ended otherwise than well. */
-PyObject *carry_out(Engine *e, struct held *h, u64 bytes);
+/* Says that a letter carries what is held, all of it; its bytes. */
+u64 use_letter_leaves(struct held *h);
+/* Makes a letter of what is held. */
+void address_letter(struct held *h, enum kind kind, int peer, u32 tag, int expects);
+
+/* carrying.c */
+
+/* Room for so many leaves, with an empty job; NULL with an error set. Given back, it serves the next call. */
+struct held *take_room(Engine *e, int room);
+void give_back(Engine *e, struct held *h);
+/* A collective, and its deadline, if it has one; `asked`: what the caller gave it. */
+void take_plan(Engine *e, struct held *h, PyObject *plan, u64 nanoseconds, u64 asked);
+/* A job of (plan, inputs, outputs, timeout_ns, blob), ready to be submitted; NULL with an error set. */
+struct held *hold(Engine *e, PyObject *const *args, PyObject *asked);
+int is_over(const struct held *h);
+/* Lets go of what jobs that are over have kept alive; of those to be collected, not before. */
+void reap(Engine *e);
 /* Submits a job and returns. */
 PyObject *start(Engine *e, struct held *h, int notify);
+/* Looks at signals, for `struct waiting`. */
+int interrupted(void *argument);
+/* Waits without the GIL: a state; `raised`: an exception is set. */
+int wait_for(Engine *e, struct job *job, u64 until, int *raised);
+/* Waits for a job that is submitted, at first with the GIL. */
+int see_through(Engine *e, struct held *h, u64 bytes, int *raised);
+/* What a blocking call returns, and where it goes on: None, or a job that goes on, or has ended otherwise than well. */
+PyObject *settle(Engine *e, struct held *h, int found, int raised);
+/* Submits a job that waits for its end; the same. */
+PyObject *carry_out(Engine *e, struct held *h, u64 bytes);
 /* Goes on with a job that was stopped, with the leaves that `described` holds. */
 void go_on(Job *job, struct held *described);
 Job *usable_job(PyObject *self);

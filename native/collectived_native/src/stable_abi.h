@@ -30,6 +30,8 @@ typedef PyObject *(*PyCFunction)(PyObject *, PyObject *);
 typedef PyObject *(*PyCFunctionFast)(PyObject *, PyObject *const *, Py_ssize_t);
 typedef void (*PyCapsule_Destructor)(PyObject *);
 typedef struct _ts PyThreadState;
+typedef struct _frame PyFrameObject;
+typedef struct PyCodeObject PyCodeObject;
 typedef int PyGILState_STATE;
 
 typedef struct {
@@ -81,7 +83,7 @@ typedef struct {
     Py_ssize_t *suboffsets;
     void *internal;
 } Py_buffer;
-enum { PyBUF_SIMPLE = 0, PyBUF_WRITABLE = 0x1, PyBUF_READ = 0x100, PyBUF_WRITE = 0x200 };
+enum { PyBUF_SIMPLE = 0, PyBUF_WRITABLE = 0x1, PyBUF_ND = 0x8, PyBUF_READ = 0x100, PyBUF_WRITE = 0x200 };
 
 typedef struct {
     int slot;
@@ -109,6 +111,13 @@ STABLE void Py_IncRef(PyObject *);
 STABLE void Py_DecRef(PyObject *);
 STABLE int PyObject_IsTrue(PyObject *);
 STABLE PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...);
+STABLE PyObject *PyObject_GetAttr(PyObject *, PyObject *);
+STABLE int PyObject_SetAttr(PyObject *, PyObject *, PyObject *);
+STABLE PyObject *PyObject_GetItem(PyObject *, PyObject *);
+enum { Py_EQ = 2 };
+STABLE int PyObject_RichCompareBool(PyObject *, PyObject *, int);
+STABLE PyObject *PyIter_Next(PyObject *);
+STABLE PyCodeObject *PyFrame_GetCode(PyFrameObject *);
 STABLE PyObject _Py_NoneStruct;
 #define Py_None (&_Py_NoneStruct)
 
@@ -127,6 +136,7 @@ STABLE PyObject *PyBool_FromLong(long);
 STABLE double PyFloat_AsDouble(PyObject *);
 STABLE PyObject *PyFloat_FromDouble(double);
 STABLE PyObject *PyUnicode_FromString(const char *);
+STABLE PyObject *PyUnicode_InternFromString(const char *);
 STABLE PyObject *PyUnicode_FromStringAndSize(const char *, Py_ssize_t);
 STABLE const char *PyUnicode_AsUTF8AndSize(PyObject *, Py_ssize_t *);
 STABLE PyObject *PyBytes_FromStringAndSize(const char *, Py_ssize_t);
@@ -151,7 +161,7 @@ STABLE void *PyCapsule_GetPointer(PyObject *, const char *);
 STABLE int PyCapsule_IsValid(PyObject *, const char *);
 
 /* Errors and signals */
-STABLE PyObject *PyExc_BufferError, *PyExc_IndexError, *PyExc_MemoryError, *PyExc_OSError, *PyExc_OverflowError, *PyExc_RuntimeError,
+STABLE PyObject *PyExc_BufferError, *PyExc_Exception, *PyExc_IndexError, *PyExc_MemoryError, *PyExc_OSError, *PyExc_OverflowError, *PyExc_RuntimeError,
     *PyExc_TypeError, *PyExc_ValueError;
 STABLE void PyErr_SetString(PyObject *, const char *);
 STABLE PyObject *PyErr_Format(PyObject *, const char *, ...);

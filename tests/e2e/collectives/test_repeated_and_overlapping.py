@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -9,6 +15,7 @@ import pytest
 
 import collectived as cd
 
+FRAMES = 3  # of ours in a call that its line has made before: the collective's own, its operation's, and one more
 LARGE = 300_000  # elements: more than one tick of a segment
 
 
@@ -168,3 +175,72 @@ def test_a_result_that_lies_across_its_input_is_right_each_time(cluster: Any) ->
         return found
 
     assert cluster.run(2, body) == [[[0.0, 2.0, 4.0, 6.0]] * 5] * 2
+
+
+def test_a_repeated_call_enters_few_functions(one_worker: Any) -> None:
+    """What they take is most of what a small collective takes."""
+
+    def body(group: cd.Group) -> Any:
+        value, out = np.ones(2, np.float32), np.zeros(2, np.float32)
+        both, rank = np.zeros(4, np.float32), group.rank
+        entered: list[CodeType] = []
+
+        def note(frame: FrameType, event: str, argument: object) -> None:
+            if event == "call":
+                entered.append(frame.f_code)
+
+        def count(call: Callable[[], object]) -> int:
+            """The least of some, for one that has to wait for long goes another way."""
+            frames = []
+            for _ in range(8):
+                sys.setprofile(note)
+                try:
+                    call()
+                finally:
+                    sys.setprofile(None)
+                frames.append(len(entered) - 1)  # without the lambda
+                entered.clear()
+            return min(frames)
+
+        return {
+            "all_reduce": count(lambda: group.all_reduce("sum", value, out=out)),
+            "mean": count(lambda: group.all_reduce(cd.ReduceOp.MEAN, value)),
+            "reduce": count(lambda: group.reduce("sum", value, 1)),
+            "broadcast": count(lambda: group.broadcast(value, root=1)),
+            "what comes": count(lambda: group.broadcast(None if rank else value)),
+            "all_gather": count(lambda: group.all_gather(value, out=both)),
+            "gather": count(lambda: group.gather(value)),
+            "scatter": count(lambda: group.scatter(None if rank else both)),
+            "reduce_scatter": count(lambda: group.reduce_scatter("sum", both)),
+            "all_to_all": count(lambda: group.all_to_all(both)),
+            "barrier": count(lambda: group.barrier()),
+            "message": count(lambda: group.recv(0) if rank else group.send(value, 1)),
+        }
+
+    most = {"mean": FRAMES + 1}  # an enumeration is looked up by a function of Python
+    for found in one_worker.run(2, body):
+        assert {name: frames for name, frames in found.items() if frames > most.get(name, FRAMES)} == {}
+
+
+def test_a_thread_that_does_nothing_but_collectives_gets_its_results(one_worker: Any) -> None:
+    def body(group: cd.Group) -> Any:
+        found = []
+        for turn in range(3):
+            out = np.zeros(2)
+            thread = threading.Thread(
+                target=group.all_reduce, args=("sum", np.full(2, turn + 1.0)), kwargs={"out": out}
+            )
+            thread.start()
+            thread.join()
+            found.append(out.tolist())
+        for turn in range(3):
+            out = np.zeros(2)
+            _thread.start_new_thread(
+                group.all_reduce, ("sum", np.full(2, turn + 1.0)), {"out": out}
+            )  # no frame calls it
+            while not out.all():
+                time.sleep(0.001)
+            found.append(out.tolist())
+        return found
+
+    assert one_worker.run(2, body) == [[[2.0, 2.0], [4.0, 4.0], [6.0, 6.0]] * 2] * 2
