@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import pytest
+from tests.runtime.plan import goals
 
 from collectived_runtime.plan import (
     all_to_all,
@@ -90,22 +91,16 @@ def test_a_tree_reduces_to_and_broadcasts_from_any_root(size: int) -> None:
     for count in COUNTS:
         span = Span(0, count)
         for root in range(size):
-            verify_plans(
-                each(tree.reduce, range(size), span, root), postconditions.reduce_goal(range(size), span, root)
-            )
-            verify_plans(
-                each(tree.broadcast, range(size), span, root), postconditions.broadcast_goal(range(size), span, root)
-            )
+            verify_plans(each(tree.reduce, range(size), span, root), goals.reduce_goal(range(size), span, root))
+            verify_plans(each(tree.broadcast, range(size), span, root), goals.broadcast_goal(range(size), span, root))
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_ring_scatters_sums_and_gathers_shares_of_any_size(size: int) -> None:
     for count in COUNTS:
         shares = uneven(size, count)
-        verify_plans(
-            each(ring.reduce_scatter, range(size), shares), postconditions.reduce_scatter_goal(range(size), shares)
-        )
-        verify_plans(each(ring.all_gather, range(size), shares), postconditions.all_gather_goal(range(size), shares))
+        verify_plans(each(ring.reduce_scatter, range(size), shares), goals.reduce_scatter_goal(range(size), shares))
+        verify_plans(each(ring.all_gather, range(size), shares), goals.all_gather_goal(range(size), shares))
 
 
 @pytest.mark.parametrize("name", ALL_REDUCE)
@@ -187,12 +182,8 @@ def test_shares_of_any_size_are_gathered_and_scattered_at_any_root(size: int) ->
         shares = uneven(size, count)
         members = range(size)
         for root in members:
-            verify_plans(
-                each(all_to_all.gather, members, shares, root), postconditions.gather_goal(members, shares, root)
-            )
-            verify_plans(
-                each(all_to_all.scatter, members, shares, root), postconditions.scatter_goal(members, shares, root)
-            )
+            verify_plans(each(all_to_all.gather, members, shares, root), goals.gather_goal(members, shares, root))
+            verify_plans(each(all_to_all.scatter, members, shares, root), goals.scatter_goal(members, shares, root))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -200,9 +191,7 @@ def test_all_to_all_delivers_every_entry_of_any_table(size: int) -> None:
     for count in COUNTS:
         flat = iter(Span(0, count).split(size * size))
         table = [[next(flat) for _ in range(size)] for _ in range(size)]
-        verify_plans(
-            each(all_to_all.all_to_all, range(size), table), postconditions.all_to_all_goal(range(size), table)
-        )
+        verify_plans(each(all_to_all.all_to_all, range(size), table), goals.all_to_all_goal(range(size), table))
 
 
 @pytest.mark.parametrize("size", SIZES)

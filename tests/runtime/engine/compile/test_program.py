@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.runtime.plan import goals
 
 from collectived_proto.errors import InvalidArgumentError, UnimplementedError
 from collectived_proto.types import (
@@ -197,7 +198,7 @@ def test_the_plans_of_nccl_that_run_are_proved(workers: tuple[tuple[str, ...], .
     goal = postconditions.all_reduce_goal(everybody, SPAN)
     if not isinstance(operation, AllReduce):
         reduces = isinstance(operation, Reduce)
-        goal = (postconditions.reduce_goal if reduces else postconditions.broadcast_goal)(everybody, SPAN, root)
+        goal = (goals.reduce_goal if reduces else goals.broadcast_goal)(everybody, SPAN, root)
         native = catalog.native_reduce if reduces else catalog.native_broadcast
         beside = {gpu for gpu in plans if gpus[gpu][0] == gpus[root][0]} - {root}  # a worker runs its root's plan
         plans |= {gpu: native(everybody, gpu, SPAN, root) for gpu in beside}

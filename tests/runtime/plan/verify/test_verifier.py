@@ -6,6 +6,7 @@ import time
 import tracemalloc
 
 import pytest
+from tests.runtime.plan import goals
 
 from collectived_runtime.plan import halving_doubling, ring, tree
 from collectived_runtime.plan.errors import (
@@ -104,7 +105,7 @@ def test_a_result_that_does_not_arrive_is_miscounted() -> None:
 
 def test_a_result_where_none_is_wanted_is_miscounted() -> None:
     with pytest.raises(ContributionError, match="1 ends with more"):
-        verify_plans(GOOD, postconditions.reduce_goal((0, 1), SPAN, 0))
+        verify_plans(GOOD, goals.reduce_goal((0, 1), SPAN, 0))
 
 
 def test_a_result_that_was_never_finished_is_miscounted() -> None:
@@ -126,7 +127,7 @@ def test_reading_what_the_round_writes_is_refused() -> None:
 def test_two_receives_into_one_span_in_one_round_are_refused() -> None:
     twice: Plan = ((recv(1, fold=RIGHT), recv(2, fold=FoldMove(Buffer.SCRATCH, False))),)
     with pytest.raises(BufferOverwrite, match="in the same round"):
-        verify_plans({0: twice, 1: ((send(0),),), 2: ((send(0),),)}, postconditions.reduce_goal((0, 1, 2), SPAN, 0))
+        verify_plans({0: twice, 1: ((send(0),),), 2: ((send(0),),)}, goals.reduce_goal((0, 1, 2), SPAN, 0))
 
 
 def test_input_is_not_read_after_scratch_was_written() -> None:
@@ -167,7 +168,7 @@ def test_output_is_written_once() -> None:
 def test_only_its_own_contribution_is_read_as_input() -> None:
     plans = {me: tree.broadcast((0, 1), me, SPAN, 1) for me in (0, 1)}
     with pytest.raises(BufferOverwrite, match="nothing to contribute"):
-        verify_plans(plans, postconditions.broadcast_goal((0, 1), SPAN, 0))
+        verify_plans(plans, goals.broadcast_goal((0, 1), SPAN, 0))
 
 
 def test_another_fold_tree_is_divergent() -> None:
