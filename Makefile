@@ -29,10 +29,11 @@ RELEASED := proto/released
 
 TORCH_VENV := .venv-torch
 NCCL_VENV := .venv-nccl
+RAY_VENV := .venv-ray
 MPI4PY := mpi4py-4.1.1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-lines test-torch test-mpi test-gpu test-nccl test-kill test-slurm drills bench bench-torch fuzz mutants native sanitize wheels docs site test-site check format lint types layers proto proto-check proto-release clean
+.PHONY: help setup demo test test-unit test-lines test-torch test-mpi test-ray test-gpu test-nccl test-kill test-slurm drills bench bench-torch fuzz mutants native sanitize wheels docs site test-site check format lint types layers proto proto-check proto-release clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -55,6 +56,9 @@ test-torch: $(TORCH_VENV)/installed $(NATIVE) ## run the tests that need PyTorch
 
 test-mpi: $(READY) .$(MPI4PY)/test ## run mpi4py's own tests over collectived.mpi: four minutes
 	COLLECTIVED_TEST_MPI4PY=$(CURDIR)/.$(MPI4PY) $(BIN)/python -m pytest -n 0 -rs tests/e2e/mpi
+
+test-ray: $(RAY_VENV)/installed $(NATIVE) ## run the tests of Ray, on a cluster of three nodes on this machine, in an environment of their own
+	$(RAY_VENV)/bin/python -m pytest -n 0 -rs tests/e2e/ray
 
 test-gpu: $(READY) ## run the tests about GPUs, on the GPU of this machine as far as it has one
 	$(BIN)/python -m pytest -n 0 -rs tests/e2e/gpu tests/fakes tests/runtime/device tests/runtime/engine/gpu/test_gpu_task.py
@@ -160,7 +164,7 @@ proto-release: ## keep the .proto files as those of a release, with which later 
 	cp $(PROTO_FILES) $(RELEASED)/collectived_proto/v1/
 
 clean: ## remove what was built or installed here
-	rm -rf $(VENV) $(NATIVE) $(PROTO_VENV) $(TORCH_VENV) $(NCCL_VENV) .venv-bench-* .$(MPI4PY) $(WHEELS_VENV) $(SITE_VENV) .site .site.git $(SANITIZED) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(NATIVE) $(PROTO_VENV) $(TORCH_VENV) $(NCCL_VENV) $(RAY_VENV) .venv-bench-* .$(MPI4PY) $(WHEELS_VENV) $(SITE_VENV) .site .site.git $(SANITIZED) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # By any C compiler, or by pip's ziglang where there is none.
@@ -196,6 +200,13 @@ $(TORCH_VENV)/installed: pyproject.toml $(LOCK)
 	@echo '*' > $(TORCH_VENV)/.gitignore
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(CONSTRAINTS) \
 	    --editable '.[dev,torch]' expecttest
+	@touch $@
+
+$(RAY_VENV)/installed: pyproject.toml $(LOCK)
+	@echo 'installing Ray into $(RAY_VENV) (once) ...'
+	@$(PYTHON) -m venv $(RAY_VENV)
+	@echo '*' > $(RAY_VENV)/.gitignore
+	@$(RAY_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(CONSTRAINTS) --editable '.[dev,ray]'
 	@touch $@
 
 # The sdist alone: its tests are run, and mpi4py itself is not built.

@@ -224,7 +224,8 @@ def shown_methods(cls: type[Any]) -> list[Function]:
 def module_page(module: ModuleType) -> list[str]:
     parts = Docstring.of(module).description
     if module is cd.integrations:  # its modules are not imported, for their libraries need not be here
-        return [*parts, f"| name | |\n|---|---|\n| `{HOOK}` | {summary(HOOK)} |"]
+        ray = "| `integrations.ray.start` | A job on a running Ray cluster: see [Ray](../operate/ray.md). |"
+        return [*parts, f"| name | |\n|---|---|\n{ray}\n| `{HOOK}` | {summary(HOOK)} |"]
     if module is cd.mpi:
         return [*parts, *call_table(cd.mpi.Comm), *call_table(cd.mpi.Request), *call_table(cd.mpi.Status)]
     for inner in [module, *(vars(module)[one] for one in module.__all__ if isinstance(vars(module)[one], ModuleType))]:

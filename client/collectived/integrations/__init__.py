@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["torch"]
+__all__ = ["ray", "torch"]
 
 
 def __getattr__(name: str) -> Any:
