@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 
 from collectived_launcher.bench.record import Record, Row
+from collectived_proto.report.phrases import pluralize
 
 _COLUMNS = ("size B", "count", "type", "op", "root", "iter", "p50 µs", "p99 µs", "algbw GB/s", "busbw GB/s", "errors")
 _LEFT_ALIGNED = ("type", "op")
@@ -54,7 +55,7 @@ def format_cells(conditions: dict[str, Any], row: Row) -> list[str]:
 
 def heading(conditions: dict[str, Any]) -> str:
     """`all_reduce: 4 ranks on 2 workers, shared memory, worker memory`."""
-    ranks, workers = _pluralize(conditions["ranks"], "rank"), _pluralize(conditions["workers"], "worker")
+    ranks, workers = pluralize(conditions["ranks"], "rank"), pluralize(conditions["workers"], "worker")
     memory = "arrays of the worker" if conditions["memory"] == "worker" else "ordinary arrays"
     words = [f"{conditions['operation']}: {ranks} on {workers}", conditions["transport"], memory]
     if conditions["in_flight"]:
@@ -79,7 +80,3 @@ def _caption(record: Record) -> str:
     if not record.complete:
         words.append(f"incomplete: {len(record.rows)} of {len(record.sizes)} sizes")
     return "\n".join(words)
-
-
-def _pluralize(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

@@ -13,11 +13,11 @@ from collectived_launcher.launch.job_state import Action, JobPhase, JobState, Po
 from collectived_launcher.launch.summary import (
     ClientReport,
     ProcessFailure,
-    format_ranks,
     format_summary,
     format_times,
     signal_name,
 )
+from collectived_proto.report.phrases import ranks_text
 
 
 class JobMessages:
@@ -99,7 +99,7 @@ class JobMessages:
         return state.phase is JobPhase.GRACE and len(self._failures) == 1 and bool(state.alive)
 
     def _describe_grace(self, state: JobState) -> str:
-        return f"{format_ranks(sorted(state.alive))} may take {self._policy.grace:g} s to end"
+        return f"{ranks_text(state.alive)} may take {self._policy.grace:g} s to end"
 
 
 def _describe_failure(child: Child, sent: int | None) -> ProcessFailure:
@@ -112,10 +112,8 @@ def _describe_effect(daemon: Daemon, state: JobState, new_groups: str) -> str:
     if daemon.name == COORDINATOR:
         return f"running groups go on, {new_groups}"
     ranks = [rank for rank, worker in sorted(state.workers.items()) if worker == daemon.name]
-    return f"{format_ranks(ranks)} lost their worker; their groups get errors"
+    return f"{ranks_text(ranks)} lost their worker; their groups get errors"
 
 
 def _describe_signals(actions: Sequence[Action]) -> list[str]:
-    return [
-        f"sending {signal_name(a.signum)} to {format_ranks(a.ranks)}" for a in actions if isinstance(a, SignalRanks)
-    ]
+    return [f"sending {signal_name(a.signum)} to {ranks_text(a.ranks)}" for a in actions if isinstance(a, SignalRanks)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from collectived_proto.report.phrases import sanitize_text
+from collectived_proto.report.phrases import ranks_text, sanitize_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,4 @@ def _list_ranks(failures: Sequence[ProcessFailure]) -> str:
     by_end: dict[str, list[int]] = {}
     for failure in failures:
         by_end.setdefault(failure.describe_end(), []).append(failure.rank or 0)
-    return "; ".join(f"{format_ranks(sorted(ranks))}: {end}" for end, ranks in by_end.items())
-
-
-def format_ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return "; ".join(f"{ranks_text(ranks)}: {end}" for end, ranks in by_end.items())

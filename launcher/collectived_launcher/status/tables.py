@@ -6,7 +6,7 @@ Pure: a reply and its findings in, parts to print out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from rich import box
 from rich.table import Table
@@ -30,7 +30,14 @@ from collectived_proto.report.labels import (
     size_text,
     worker_state,
 )
-from collectived_proto.report.phrases import format_duration, peer_label, ranks_text, sanitize_text, short_worker_names
+from collectived_proto.report.phrases import (
+    format_duration,
+    numbers_text,
+    peer_label,
+    pluralize,
+    sanitize_text,
+    short_worker_names,
+)
 from collectived_proto.report.quantities import format_bytes
 from collectived_proto.v1 import status_pb2 as pb
 
@@ -199,8 +206,8 @@ def _in_flight(reply: pb.StatusReply) -> Table:
                 flight.state or "-",
                 format_bytes(flight.bytes),
                 format_duration(flight.seconds),
-                _ranks_list_text(flight.arrived),
-                _ranks_list_text(flight.missing),
+                numbers_text(flight.arrived),
+                numbers_text(flight.missing),
                 flight.site or "-",
                 flight.algorithm + (f" in {flight.shards} shards" if flight.shards > 1 else "") or "-",
                 flight.why or "-",
@@ -337,16 +344,6 @@ def _new_table(title: str, *columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
-
-
-def pluralize(number: int, noun: str) -> str:
-    """`1 worker`, `2 workers`"""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _ranks_list_text(numbers: Iterable[int]) -> str:
-    """`0-7, 9`"""
-    return ranks_text(numbers).partition(" ")[2] or "-"
 
 
 def short_device(device: str) -> str:

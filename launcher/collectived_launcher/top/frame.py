@@ -13,7 +13,7 @@ from collectived_launcher.top.state import KEYS, VIEWS, TopState, clamp_offset
 from collectived_launcher.top.views import BAD, GOOD, PLAIN, WARN, Listing, Row, build_listing, count_rows
 from collectived_proto.report.findings import Severity, StatusFinding, collect_findings
 from collectived_proto.report.labels import WorkerState, rank_count, worker_state
-from collectived_proto.report.phrases import format_duration, sanitize_text
+from collectived_proto.report.phrases import format_duration, pluralize, sanitize_text
 from collectived_proto.v1 import status_pb2 as pb
 
 # Lines over the rows: how it is, views, an empty one, names of columns; and under them.
@@ -141,14 +141,10 @@ def _summary(reply: pb.StatusReply) -> str:
         if coordinator.address
         else "no coordinator"
     )
-    workers = _pluralize(len(reply.workers), "worker")
+    workers = pluralize(len(reply.workers), "worker")
     if here < len(reply.workers):
         workers = f"{here} of {workers}"
-    return f"{job}  {workers}  {_pluralize(len(reply.groups), 'group')}  {_pluralize(rank_count(reply), 'rank')}"
-
-
-def _pluralize(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{job}  {workers}  {pluralize(len(reply.groups), 'group')}  {pluralize(rank_count(reply), 'rank')}"
 
 
 def _table(shown: Listing, start: int, page: int, width: int) -> Table:

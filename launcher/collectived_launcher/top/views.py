@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from collectived_launcher.status.tables import devices_text, short_device
@@ -24,7 +24,7 @@ from collectived_proto.report.labels import (
     size_text,
     worker_state,
 )
-from collectived_proto.report.phrases import format_duration, peer_label, ranks_text
+from collectived_proto.report.phrases import format_duration, numbers_text, peer_label
 from collectived_proto.report.quantities import format_bytes
 from collectived_proto.v1 import common_pb2 as common
 from collectived_proto.v1 import status_pb2 as pb
@@ -209,8 +209,8 @@ def _in_flight_row(name: str, flight: pb.InFlight, late: bool) -> Row:
         name,
         f"{flight.op} #{flight.instance}",
         format_duration(flight.seconds),
-        _numbers_text(flight.missing),
-        _numbers_text(flight.arrived),
+        numbers_text(flight.missing),
+        numbers_text(flight.arrived),
         flight.site or "-",
         format_bytes(flight.bytes),
         f"{flight.packs_done} of {flight.packs}" if flight.packs else "-",
@@ -235,11 +235,6 @@ def _p2p_row(name: str, post: pb.PostInFlight, late: bool) -> Row:
         "-",
     )
     return Row(cells, BAD if late else PLAIN)
-
-
-def _numbers_text(ranks: Iterable[int]) -> str:
-    """`0 to 5, 7`"""
-    return ranks_text(sorted(ranks)).partition(" ")[2] or "-"
 
 
 def _workers(reply: pb.StatusReply, found: Sequence[StatusFinding]) -> Listing:

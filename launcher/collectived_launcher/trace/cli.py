@@ -14,6 +14,7 @@ from typing import IO, Any, cast
 import click
 
 from collectived_launcher.quantities import ByteCount, Time
+from collectived_proto.report.phrases import pluralize, sanitize_text
 
 _VIEWER = "https://ui.perfetto.dev"
 _MAX_UINT32 = (1 << 32) - 1  # that can be asked for
@@ -60,7 +61,6 @@ def trace(
     from collectived_launcher.status.discovery import find_target  # gRPC: `launch` must start without it
     from collectived_launcher.trace.collect import request_trace
     from collectived_launcher.trace.perfetto import PerfettoTrace
-    from collectived_proto.report.phrases import sanitize_text
     from collectived_proto.v1.trace_pb2 import TraceRequest
 
     target = find_target(worker, os.environ)
@@ -93,7 +93,7 @@ def trace(
 def _summary_lines(told: dict[str, Any], about: dict[str, Any]) -> Iterable[str]:
     workers = about["workers"]
     yield (
-        f"{told['file']}: {_pluralize(told['collectives'], 'collective')} of {_pluralize(len(workers), 'worker')} in "
+        f"{told['file']}: {pluralize(told['collectives'], 'collective')} of {pluralize(len(workers), 'worker')} in "
         f"{told['seconds']:.3f} s{_clock_text(workers, about['clock_error_seconds'])}; open it in {_VIEWER}"
     )
     absences = about["absences"]
@@ -113,10 +113,6 @@ def _summary_lines(told: dict[str, Any], about: dict[str, Any]) -> Iterable[str]
             yield f"WARNING  worker {worker['task']} has {worker['collectives_left_out']} collectives more: {more}"
     for warning in about["warnings"]:
         yield f"WARNING  {warning}"
-
-
-def _pluralize(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _clock_text(workers: list[dict[str, Any]], error: float) -> str:

@@ -20,7 +20,7 @@ from collectived_proto.report.labels import (
     list_client_versions,
     worker_state,
 )
-from collectived_proto.report.phrases import MAX_NAMED, format_duration, peer_text, ranks_text, stack_text
+from collectived_proto.report.phrases import MAX_NAMED, format_duration, numbers_text, peer_text, ranks_text, stack_text
 from collectived_proto.report.quantities import format_bytes
 from collectived_proto.types import ANY_SOURCE, Member, unscoped_name
 from collectived_proto.v1 import status_pb2 as pb
@@ -322,8 +322,7 @@ def _version_sort_key(one: tuple[VersionRange, object]) -> tuple[str, VersionRan
 
 def _add_speakers(who: dict[VersionRange, list[str]], tasks: Mapping[VersionRange, Sequence[int]], what: str) -> None:
     for versions, those in tasks.items():
-        numbers = ranks_text(those).partition(" ")[2]
-        who.setdefault(versions, []).append(f"{what}{'s' if len(those) > 1 else ''} {numbers}")
+        who.setdefault(versions, []).append(f"{what}{'s' if len(those) > 1 else ''} {numbers_text(those)}")
 
 
 # What is over, and what is not as asked

@@ -27,17 +27,27 @@ def format_duration(value: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def ranks_text(ranks: Iterable[int]) -> str:
-    """`rank 2`, `ranks 0, 1, 3`, `ranks 0-7, 9`"""
-    ordered = sorted(ranks)
+def pluralize(number: int, noun: str) -> str:
+    """`1 worker`, `2 workers`"""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def numbers_text(numbers: Iterable[int]) -> str:
+    """`0, 1, 3`, `0-7, 9`; `-` for none"""
     runs: list[list[int]] = []
-    for rank in ordered:
+    for rank in sorted(numbers):
         if runs and runs[-1][-1] == rank - 1:
             runs[-1].append(rank)
         else:
             runs.append([rank])
     parts = [f"{run[0]}-{run[-1]}" if len(run) > MAX_NAMED else ", ".join(map(str, run)) for run in runs]
-    return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts)}"
+    return ", ".join(parts) or "-"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 2`, `ranks 0, 1, 3`, `ranks 0-7, 9`"""
+    ranks = tuple(ranks)
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers_text(ranks)}"
 
 
 def peer_label(peer: int) -> int | str:
