@@ -224,10 +224,11 @@ static enum outcome carry_seen(struct run *run, PyObject **result) {
 static int is_current(const Repeats *r, const struct repeat *again) {
     if (!again->engine->segment || !segment_is_ours(again->engine->epoch)) return 0;
     PyObject *verdict = PyObject_GetAttr(r->standing, names.verdict), *generation = PyObject_GetAttr(r->standing, names.generation);
-    int found = verdict && generation ? verdict == Py_None && PyLong_AsUnsignedLongLong(generation) == again->generation : -1;
+    int found = !verdict || !generation ? -1 : verdict == Py_None;
+    if (found > 0 && generation != again->generation) found = PyObject_RichCompareBool(generation, again->generation, Py_EQ);
     if (verdict) Py_DecRef(verdict);
     if (generation) Py_DecRef(generation);
-    return PyErr_Occurred() ? -1 : found;
+    return found;
 }
 
 PyObject *repeats_run(PyObject *self, PyObject *const *args, Py_ssize_t count) {

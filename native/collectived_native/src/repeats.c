@@ -148,7 +148,8 @@ void release_repeat(struct repeat *again) {
         free_form(form);
     }
     drop(again->key.operation), drop(again->key.kind), drop(again->key.dtype), drop((PyObject *)again->key.code);
-    drop(again->call), drop(again->see), drop(again->restore), drop((PyObject *)again->engine), drop(again->plan), drop(again->blob);
+    drop(again->call), drop(again->see), drop(again->restore), drop((PyObject *)again->engine), drop(again->generation);
+    drop(again->plan), drop(again->blob);
     free(again);
 }
 
@@ -222,7 +223,7 @@ static struct repeat *make_repeat(PyObject *terms, const struct key *key) {
     again->call = keep(given[CALL]), again->engine = (Engine *)keep(given[ENGINE]);
     if (given[SEE] != Py_None) again->see = keep(given[SEE]), again->restore = keep(given[RESTORE]);
     again->plan = keep(given[PLAN]), again->blob = keep(given[BLOB]);
-    again->generation = PyLong_AsUnsignedLongLong(given[GENERATION]), again->nanoseconds = PyLong_AsUnsignedLongLong(given[NANOSECONDS]);
+    again->generation = keep(given[GENERATION]), again->nanoseconds = PyLong_AsUnsignedLongLong(given[NANOSECONDS]);
     again->kind = (enum kind)numbers[0], again->peer = (int)numbers[1], again->tag = (u32)tag;
     again->is_open = PyObject_IsTrue(given[IS_OPEN]);
     again->bytes = is_collective ? leaf_bytes(((Plan *)again->plan)->plan, 0) : ~(u64)0;
@@ -240,7 +241,7 @@ static int knows_form(const struct repeat *again, const struct form *form) {
 
 /* Whether the older one may get one more form: calls that run it may be looking at those that it has. */
 static int takes_form(const struct repeat *old, const struct repeat *made) {
-    return old->engine == made->engine && old->generation == made->generation && old->plan == made->plan && old->count < MOST_FORMS;
+    return old->engine == made->engine && old->plan == made->plan && old->count < MOST_FORMS; /* an engine has one generation */
 }
 
 /* Puts it where it is found, in place of what was remembered of the same call, or adds its form to that. */

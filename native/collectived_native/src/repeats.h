@@ -45,7 +45,8 @@ struct repeat {
     struct key key;
     PyObject *call, *see, *restore; /* Python's; the latter two are NULL for NumPy's arrays */
     Engine *engine;
-    u64 generation, nanoseconds, bytes; /* bytes: of the value */
+    PyObject *generation;
+    u64 nanoseconds, bytes; /* bytes: of the value */
     enum kind kind;
     int peer, is_open, count; /* count: of forms */
     u32 tag;
