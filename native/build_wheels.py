@@ -1,19 +1,24 @@
-"""Build one wheel per architecture with Zig, twice, and check them: `make wheels`.
+"""Build the sdist and one wheel per architecture with Zig, each twice, and check them: `make wheels`.
 
 Zig compiles for both architectures from any machine, against glibc 2.28 and for the first processors of each. Each
 wheel is built twice and must come out the same, byte for byte. auditwheel finds the oldest C library that it works
-with, abi3audit whether it uses a name outside the stable ABI.
+with, abi3audit whether it uses a name outside the stable ABI, and twine whether an index takes the files.
+
+A commit with a tag `v…` is a release: its tag must be the RELEASE of the code. Other commits are built too, and said to
+be no release.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -57,15 +62,59 @@ def make_wheel(architecture: str, folder: Path, epoch: str) -> Path:
     return Path(shutil.copy2(first, TARGET))
 
 
+def make_sdist(folder: Path, epoch: str) -> Path:
+    """Make the archive of sources twice and compare; it then lies in dist/.
+
+    Raises:
+        SystemExit: the two differ.
+    """
+    environment = os.environ | {"SOURCE_DATE_EPOCH": epoch}
+    for number in ("first", "second"):
+        run(["hatchling", "build", "--target", "sdist", "--directory", str(folder / number)], environment)
+    first, second = (next((folder / number).glob("*.tar.gz")) for number in ("first", "second"))
+    if digest(first) != digest(second):
+        raise SystemExit(f"two archives of the sources differ: {first} and {second}")
+    return Path(shutil.copy2(first, TARGET))
+
+
+def check_release(release: str, tags: Sequence[str]) -> str:
+    """What is built, in words.
+
+    Raises:
+        SystemExit: the commit has tags of releases, and none is that of the code.
+    """
+    named = [tag for tag in tags if re.fullmatch(r"v\d+\.\d+\.\d+\S*", tag)]
+    if not named:
+        return f"no release: the commit has no tag v{release}"
+    if f"v{release}" not in named:
+        raise SystemExit(
+            f"the commit has the tag {', '.join(named)}, and RELEASE in proto/collectived_proto/types.py is {release}: "
+            "change one of them"
+        )
+    return f"release {release}"
+
+
+def read_git(*command: str) -> str:
+    return subprocess.run(["git", *command], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def main() -> None:
+    release = re.search(r'^RELEASE = "([^"]+)"', (ROOT / "proto/collectived_proto/types.py").read_text(), re.MULTILINE)
+    assert release is not None, "proto/collectived_proto/types.py has no RELEASE"
+    print(check_release(release[1], read_git("tag", "--points-at", "HEAD").split()))
     TARGET.mkdir(exist_ok=True)
-    for old in TARGET.glob("*.whl"):
+    for old in [*TARGET.glob("*.whl"), *TARGET.glob("*.tar.gz")]:
         old.unlink()
-    shown = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=ROOT, check=True, capture_output=True, text=True)
+    epoch = read_git("log", "-1", "--format=%ct")
+    made = []
+    with tempfile.TemporaryDirectory(prefix="collectived-wheels-") as folder:
+        made.append(make_sdist(Path(folder), epoch))
     for architecture in COMPILING["ARCHITECTURES"]:
         with tempfile.TemporaryDirectory(prefix="collectived-wheels-") as folder:
-            made = make_wheel(architecture, Path(folder), shown.stdout.strip())
-        print(f"{made.relative_to(ROOT)}  {made.stat().st_size} bytes  sha256 {digest(made)}")
+            made.append(make_wheel(architecture, Path(folder), epoch))
+    run(["twine", "check", "--strict", *map(str, made)], dict(os.environ))
+    for path in made:
+        print(f"{path.relative_to(ROOT)}  {path.stat().st_size} bytes  sha256 {digest(path)}")
 
 
 if __name__ == "__main__":

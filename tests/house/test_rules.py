@@ -102,5 +102,12 @@ def test_no_merge_was_left_half_done() -> None:
 
 
 def test_no_file_names_a_registry() -> None:
-    for file in ("Makefile", "requirements-dev.lock", "requirements-site.lock", "pyproject.toml", ".ci/run"):
+    for file in (
+        "Makefile",
+        "requirements-dev.lock",
+        "requirements-site.lock",
+        "deploy/docker/requirements.lock",
+        "pyproject.toml",
+        ".ci/run",
+    ):
         assert not re.search(r"https?://|--index-url|--find-links|file:", (ROOT / file).read_text()), file

@@ -12,6 +12,7 @@ import yaml
 from tests.e2e.deploy.commands import DEPLOY, KUBECTL, MANIFESTS, ROOT, built, containers, objects
 
 from collectived_proto.ipc import job_files
+from collectived_proto.types import RELEASE
 
 BASE = {
     (entry["kind"], entry["metadata"]["name"]): entry
@@ -67,11 +68,10 @@ def test_what_kustomize_makes_of_them_is_valid_and_names_hang_together(folder: s
 
 
 def test_the_image_has_the_tag_of_this_release() -> None:
-    (release,) = re.findall(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     kustomization = yaml.safe_load((DEPLOY / "kubernetes/base/kustomization.yaml").read_text())
-    assert kustomization["images"] == [{"name": "collectived", "newTag": release}]
+    assert kustomization["images"] == [{"name": "collectived", "newTag": RELEASE}]
     for job in JOBS:
-        assert {container["image"] for container in containers(job)} == {f"collectived:{release}"}
+        assert {container["image"] for container in containers(job)} == {f"collectived:{RELEASE}"}
 
 
 @pytest.mark.skipif(not KUBECTL, reason="kubectl is not installed, and with it Kustomize")
