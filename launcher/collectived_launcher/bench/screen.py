@@ -6,20 +6,13 @@ whatever clients and daemons say that is no event.
 
 from __future__ import annotations
 
-import sys
-import threading
-import time
 from types import TracebackType
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from collectived_launcher.bench.record import Record, apply_event, parse_event
 from collectived_launcher.bench.tables import format_number
 from collectived_launcher.hosts.output import Terminal
+from collectived_proto.report.progress import Progress
 from collectived_proto.report.quantities import format_round_bytes
-
-_REFRESH_SECONDS = 10.0  # seconds
 
 
 class Screen(Terminal):
@@ -28,61 +21,26 @@ class Screen(Terminal):
     def __init__(self) -> None:
         super().__init__()
         self.record = Record()
-        self._progress: Progress | None = None
-        self._task = TaskID(0)
-        self._began = time.monotonic()
-        self._stop = threading.Event()
-        self._refresh_thread: threading.Thread | None = None
+        # Watched only when something is measured: until then processes are started, by one thread alone.
+        self._progress = Progress("collectived bench", "starting", noun="sizes", is_watched=False)
 
     def __enter__(self) -> Screen:
-        if sys.stderr.isatty():
-            # Drawn when something is heard; between that once in ten seconds, which costs the ranks no time.
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[last]}"),
-                console=Console(stderr=True),
-                auto_refresh=False,
-                transient=True,
-            )
-            self._task = self._progress.add_task("starting", total=None, last="")
-            self._progress.start()
-            self._progress.refresh()
+        self._progress.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop.set()
-        if self._refresh_thread is not None:
-            self._refresh_thread.join()
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-
-    def _refresh_periodically(self) -> None:
-        """Shows that it goes on: one size may take minutes."""
-        while not self._stop.wait(_REFRESH_SECONDS):
-            if self._progress is not None:
-                self._progress.refresh()
-            else:
-                super().say(
-                    f"collectived bench: {describe_progress(self.record)}, "
-                    f"{time.monotonic() - self._began:.0f} s so far"
-                )
+        self._progress.__exit__(kind, error, trace)
 
     def show(self, stream: int, who: str, line: bytes, colour: int | None = None) -> None:
         told = parse_event(line) if stream == 1 else None
         if told is not None:
             apply_event(self.record, told)
             self._update_progress()
-            if self._refresh_thread is None:  # not before: processes are started by one thread alone
-                self._refresh_thread = threading.Thread(target=self._refresh_periodically, daemon=True)
-                self._refresh_thread.start()
-        elif self._progress is not None:
-            self._print(f"[{who}] {line.decode(errors='replace')}")
+            self._progress.watch()
+        elif self._progress.has_bar:
+            self._progress.say(f"[{who}] {line.decode(errors='replace')}")
         else:
             super().show(2, who, line, colour)
 
@@ -90,26 +48,19 @@ class Screen(Terminal):
         """The launcher's own words, but for its opening line: the result says what ran where."""
         if stream == 1:
             return
-        if self._progress is not None:
-            self._print(text)
+        if self._progress.has_bar:
+            self._progress.say(text)
         else:
             super().say(text)
 
-    def _print(self, text: str) -> None:
-        assert self._progress is not None
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
-
     def _update_progress(self) -> None:
-        if self._progress is None or self.record.conditions is None:
+        if self.record.conditions is None:
             return
-        description = describe_current(self.record)
         last = ""
         if self.record.rows:
             row = self.record.rows[-1]
             last = f"{format_round_bytes(row['size_bytes'])}: {format_number(row['p50_seconds'] * 1e6)} µs"
-        rows, total = len(self.record.rows), len(self.record.sizes)
-        self._progress.update(self._task, description=description, total=total, completed=rows, last=last)
-        self._progress.refresh()
+        self._progress.update(describe_current(self.record), len(self.record.rows), len(self.record.sizes), last)
 
 
 def describe_current(record: Record) -> str:
@@ -121,9 +72,3 @@ def describe_current(record: Record) -> str:
         return operation
     nbytes, iterations = record.current
     return f"{operation} {format_round_bytes(nbytes)} × {iterations}"
-
-
-def describe_progress(record: Record) -> str:
-    """The same, and how far it is, in words."""
-    done = f", {len(record.rows)} of {len(record.sizes)} sizes done" if record.sizes else ""
-    return f"{describe_current(record)}{done}"

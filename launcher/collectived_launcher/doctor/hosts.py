@@ -21,6 +21,7 @@ import click
 from collectived_launcher.doctor import report
 from collectived_launcher.doctor.finding import Finding, failure
 from collectived_launcher.hosts import hostlist
+from collectived_proto.report.progress import Progress
 
 _EXAMINE_TIMEOUT = 60.0  # seconds for a host to be reached and to look at itself
 _START_TIMEOUT = 30.0  # seconds until a server waits there
@@ -58,16 +59,30 @@ class ReachedHost:
 def examine_hosts(hosts: Sequence[str], carrier: str, python: str) -> list[Finding]:
     """Have each host look at itself over `carrier`, with its `python`, and measure between them."""
     ways = [HostAccess(name, _remote_command_words(carrier, name), python) for name in hosts]
-    if far := [way.host for way in ways if way.remote_command]:
-        click.echo(f"asking {', '.join(far)}, for {_EXAMINE_TIMEOUT:g} s at most", err=True)
-    with ThreadPoolExecutor(_MAX_PARALLEL_HOSTS) as pool:
-        asked = list(pool.map(_examine_host, ways))
+    far = [way.host for way in ways if way.remote_command]
+
+    def examine(way: HostAccess) -> ReachedHost | Finding:
+        found = _examine_host(way)
+        progress.advance(way.host)
+        return found
+
+    with Progress("collectived doctor", "asking hosts", len(ways), "hosts") as progress:
+        if far:
+            progress.say(f"asking {', '.join(far)}, for {_EXAMINE_TIMEOUT:g} s at most")
+        with ThreadPoolExecutor(_MAX_PARALLEL_HOSTS) as pool:
+            asked = list(pool.map(examine, ways))
     findings = [finding for one in asked for finding in (one.findings if isinstance(one, ReachedHost) else (one,))]
-    chosen = choose_pairs([one for one in asked if isinstance(one, ReachedHost)])
-    for number, (dialler, server) in enumerate(chosen, 1):
-        between = f"{dialler.access.host} → {server.access.host}"
-        click.echo(f"measuring {between} ({number} of {len(chosen)})", err=True)
-        findings += _measure_pair(dialler, server, between)
+    return findings + _measure_pairs(choose_pairs([one for one in asked if isinstance(one, ReachedHost)]))
+
+
+def _measure_pairs(chosen: Sequence[tuple[ReachedHost, ReachedHost]]) -> list[Finding]:
+    findings: list[Finding] = []
+    with Progress("collectived doctor", "measuring between hosts", len(chosen), "pairs") as progress:
+        for number, (dialler, server) in enumerate(chosen, 1):
+            between = f"{dialler.access.host} → {server.access.host}"
+            progress.say(f"measuring {between} ({number} of {len(chosen)})")
+            findings += _measure_pair(dialler, server, between)
+            progress.advance(between)
     return findings
 
 

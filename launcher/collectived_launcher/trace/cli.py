@@ -61,12 +61,15 @@ def trace(
     from collectived_launcher.status.discovery import find_target  # gRPC: `launch` must start without it
     from collectived_launcher.trace.collect import request_trace
     from collectived_launcher.trace.perfetto import PerfettoTrace
+    from collectived_proto.report.progress import Progress
     from collectived_proto.v1.trace_pb2 import TraceRequest
 
     target = find_target(worker, os.environ)
-    account = request_trace(
-        target, TraceRequest(last_seconds=last or 0.0, group=group, local_only=local, most_bytes=min(most, _MAX_UINT32))
-    )
+    with Progress("collectived trace", "asking workers"):
+        account = request_trace(
+            target,
+            TraceRequest(last_seconds=last or 0.0, group=group, local_only=local, most_bytes=min(most, _MAX_UINT32)),
+        )
     if group and not account.group_names:
         known = request_trace(target, TraceRequest(local_only=local, most_bytes=_NAMES_QUERY_BYTES)).group_names
         text = (
@@ -75,7 +78,9 @@ def trace(
         )
         raise click.UsageError(sanitize_text(text))
     made = PerfettoTrace(account)
-    _write_trace(output, made.lines())
+    count = len(account.workers.keys() | account.silent_workers.keys())
+    with Progress("collectived trace", f"writing {output}", count, "workers") as progress:
+        _write_trace(output, made.lines(on_worker=progress.advance))
     about = made.metadata
     told = {
         "file": output,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from collectived_launcher.trace.absences import Absence, find_absences
@@ -54,18 +54,18 @@ class PerfettoTrace:
             }
         )
 
-    def lines(self) -> Iterator[str]:
-        """As JSON, one event a line, so that a trace can be searched by line."""
+    def lines(self, on_worker: Callable[[], object] = lambda: None) -> Iterator[str]:
+        """As JSON, one event a line, to be searched by line; `on_worker` is called after each worker's."""
         head = json.dumps({"displayTimeUnit": "ms", "otherData": self.metadata}, separators=(",", ":"))
         yield head[:-1] + ',"traceEvents":['
-        for event in self._events():
+        for event in self._events(on_worker):
             yield (",\n" if self.event_count else "\n") + json.dumps(event, separators=(",", ":"))
             self.event_count += 1
             if event["ph"] == "X":
                 self.seconds = max(self.seconds, (event["ts"] + event["dur"]) / 1e6)
         yield "\n]}\n"
 
-    def _events(self) -> Iterator[Event]:
+    def _events(self, on_worker: Callable[[], object]) -> Iterator[Event]:
         flows: _Flows = {}
         for process in self._processes(flows):
             yield from process.events(self._zero)
@@ -74,6 +74,7 @@ class PerfettoTrace:
                     FlowEndpoint(process.pid, one.tid, one.begin_ns, one.end_ns) if isinstance(one, Slice) else one
                     for one in ends
                 ]
+            on_worker()
         for number, (key, ends) in enumerate(sorted(flows.items()), 1):
             if len(ends) == 2:
                 source, target = ends

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from rich.console import Console
 
 from collectived_proto.config.units import format_size
+from collectived_proto.report.progress import Progress
 from collectived_runtime.plan.errors import PlanError
 from collectived_runtime.simulation.arguments import SimulateOptions, parse_arguments
 from collectived_runtime.simulation.plot import draw
@@ -25,8 +26,6 @@ from collectived_runtime.simulation.study import SimulationSpec, Study, run_stud
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 FILE_WIDTH = 120
 """Columns where the output is not a terminal."""
-MANY_HOST_SIZES, MANY_MOVES = 10_000, 2_000_000
-"""Hosts times sizes to simulate, and moves to check, from which on one is told what takes so long: some ten seconds."""
 
 
 def main(arguments: list[str]) -> int:
@@ -57,12 +56,9 @@ def _run(order: SimulateOptions) -> int:
         if order.check
         else []
     )
-    if len(question.hosts) * len(question.sizes) > MANY_HOST_SIZES:
-        what = (
-            f"{len(question.algorithms)} algorithms at {len(question.sizes)} sizes on {sum(question.hosts):,} devices"
-        )
-        print(f"simulating {what} ...", file=sys.stderr, flush=True)
-    found = run_study(question)
+    what = f"{len(question.algorithms)} algorithms on {sum(question.hosts):,} devices"
+    with Progress("collectived simulate", what, len(question.sizes), "sizes") as progress:
+        found = run_study(question, lambda nbytes: progress.advance(format_size(nbytes)))
     if not order.as_json:
         _print(found)
     if order.plot is not None:
@@ -78,11 +74,11 @@ def _run(order: SimulateOptions) -> int:
 
 
 def _check(question: SimulationSpec, tasks: Sequence[tuple[str, int, int]]) -> list[Proof]:
-    checked = []
-    for name, nbytes, moves in tasks:
-        if moves > MANY_MOVES:
-            print(f"checking {moves:,} moves of {name} at {format_size(nbytes)} ...", file=sys.stderr, flush=True)
-        checked.append(prove(question, name, nbytes))
+    checked: list[Proof] = []
+    with Progress("collectived simulate", "checking plans", len(tasks), "plans") as progress:
+        for name, nbytes, moves in tasks:
+            progress.update(f"checking {moves:,} moves of {name} at {format_size(nbytes)}", len(checked), len(tasks))
+            checked.append(prove(question, name, nbytes))
     return checked
 
 

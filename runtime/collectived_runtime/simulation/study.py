@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from collectived_proto.types import Peer
@@ -66,11 +66,19 @@ class Study:
     results: tuple[SizeResult, ...]
 
 
-def run_study(question: SimulationSpec) -> Study:
-    """Answer the question; every figure comes from the plans themselves."""
+def run_study(question: SimulationSpec, on_size: Callable[[int], object] = lambda nbytes: None) -> Study:
+    """Answer the question; every figure comes from the plans themselves.
+
+    Args:
+        on_size: called with each size when that is answered.
+    """
     hosts = question.hosts
     table = auto_table(hosts, question.model)
-    return Study(question, table, tuple(_study_size(question, table, nbytes) for nbytes in question.sizes))
+    results = []
+    for nbytes in question.sizes:
+        results.append(_study_size(question, table, nbytes))
+        on_size(nbytes)
+    return Study(question, table, tuple(results))
 
 
 def auto_table(hosts: tuple[int, ...], model: Model) -> tuple[Row, ...]:

@@ -11,6 +11,7 @@ import pytest
 from collectived_launcher.bench import screen
 from collectived_launcher.bench.record import Record
 from collectived_launcher.hosts.loop import Loop, run_until_with_progress
+from collectived_proto.report import progress
 
 PATIENCE = 20.0
 
@@ -40,7 +41,7 @@ def test_a_signal_ends_a_wait() -> None:
 def test_bench_says_over_a_pipe_that_it_goes_on(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(screen, "_REFRESH_SECONDS", 0.02)
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.02)
     said = ""
     with screen.Screen() as shown:
         shown.show(1, "rank 0", b"not measured yet")
@@ -57,4 +58,4 @@ def test_bench_says_over_a_pipe_that_it_goes_on(
 
 def test_how_far_bench_is() -> None:
     record = Record()
-    assert screen.describe_progress(record) == "starting"
+    assert screen.describe_current(record) == "starting"
