@@ -10,7 +10,7 @@ from tests.docs.contents import ROOT
 from tests.docs.readability import count_syllables, prose, reading_ease
 
 PLAIN_PAGES = [
-    *(ROOT / name for name in ("README.md", "SECURITY.md")),
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "native/README.md", "runtime/README.md")),
     *(path for floor in ("start", "guide", "operate") for path in sorted((ROOT / "docs" / floor).glob("*.md"))),
     *(ROOT / "docs/internals" / f"{name}.md" for name in ("architecture", "segment")),
     *(ROOT / "docs/reference" / f"{name}.md" for name in ("configuration", "environment", "messages", "status")),
