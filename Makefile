@@ -52,7 +52,7 @@ test-unit: $(READY) ## run the tests that start no daemons: a minute
 
 test-torch: $(TORCH_VENV)/installed $(NATIVE) ## run the tests that need PyTorch, and all of PyTorch's own, in an environment of their own
 	COLLECTIVED_TEST_UPSTREAM=1 $(TORCH_VENV)/bin/python -m pytest -o faulthandler_timeout=0 $(PYTEST_OPTIONS) tests/client/integrations tests/client/values/test_indexed_slices.py tests/e2e/torch \
-	    tests/e2e/examples/test_torch_elastic_example.py tests/docs/test_examples.py tests/docs/test_snippets.py
+	    tests/e2e/examples/test_torch_elastic_example.py tests/e2e/examples/test_torch_frameworks.py tests/docs/test_examples.py tests/docs/test_snippets.py
 
 test-mpi: $(READY) .$(MPI4PY)/test ## run mpi4py's own tests over collectived.mpi: four minutes
 	COLLECTIVED_TEST_MPI4PY=$(CURDIR)/.$(MPI4PY) $(BIN)/python -m pytest -n 0 -rs tests/e2e/mpi
@@ -201,13 +201,13 @@ $(VENV)/installed-examples: pyproject.toml $(LOCK) | $(BIN)/python
 	@touch $@
 
 # PyTorch's wheel for GPUs, which is what an index gives by default, brings gigabytes along, so it lives apart.
-# PyTorch's own tests need expecttest.
+# PyTorch's own tests need expecttest; two examples need Lightning and Accelerate.
 $(TORCH_VENV)/installed: pyproject.toml $(LOCK)
 	@echo 'installing PyTorch into $(TORCH_VENV) (once, takes minutes) ...'
 	@$(PYTHON) -m venv $(TORCH_VENV)
 	@echo '*' > $(TORCH_VENV)/.gitignore
 	@$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(CONSTRAINTS) \
-	    --editable '.[dev,torch]' expecttest
+	    --editable '.[dev,torch]' expecttest lightning accelerate
 	@touch $@
 
 $(RAY_VENV)/installed: pyproject.toml $(LOCK)
