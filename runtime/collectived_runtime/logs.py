@@ -44,12 +44,12 @@ def is_worth_logging(record: logging.LogRecord) -> bool:
 
 
 def log_fields(**named: Any) -> dict[str, Any]:
-    """Return `extra` of a logging call."""
+    """Return the extra of a logging call."""
     return {"facts": named}
 
 
 def verdict_fields(verdict: Verdict) -> dict[str, Any]:
-    """For `extra`: what a failure is, in the words of status and trace."""
+    """For the extra of a logging call: what a failure is, in the words of status and trace."""
     return log_fields(
         event="failure",
         group=unscoped_name(verdict.group),

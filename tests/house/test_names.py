@@ -189,7 +189,7 @@ def _definitions(path: Path) -> Iterator[str]:
 
 def test_names_that_comments_and_docstrings_quote_exist() -> None:
     """Each is a word of that module's code, or defined in the product; one with dots may begin with a library."""
-    others = [path.read_text() for kind in ("[ch]", "proto") for path in ROOT.glob(f"*/**/*.{kind}")]
+    others = [path.read_text() for kind in ("[ch]", "proto") for path in ROOT.glob(f"[!.]*/**/*.{kind}")]
     defined = {*FOREIGN, *dir(builtins), *keyword.kwlist, *(name for path in WRITTEN for name in _definitions(path))}
     defined.update(re.findall(r"\w+", re.sub(r"//.*|/\*[^*]*\*/", "", "\n".join(others))))
     unknown = set()

@@ -74,7 +74,7 @@ class _Delivery:
 
 
 class Comm:
-    """A communicator: the calls of mpi4py that take buffers. A call with `I` before its name returns a `Request`.
+    """A communicator: the calls of mpi4py that take buffers. A call with an I before its name returns a `Request`.
 
     Args:
         group: that it speaks for.

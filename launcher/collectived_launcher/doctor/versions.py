@@ -8,7 +8,7 @@ _CLAUSE = re.compile(r"\s*(>=|<=|==|!=|~=|>|<)\s*([0-9][^\s,]*)\s*")
 
 
 def parse_version(version: str) -> tuple[int, ...]:
-    """`1.85.1` as (1, 85, 1); what stands behind the numbers, such as `rc1`, is passed over."""
+    """`1.85.1` as (1, 85, 1); what stands behind the numbers, such as rc1, is passed over."""
     found = re.match(r"[0-9]+(\.[0-9]+)*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 

@@ -103,7 +103,7 @@ def _age_sort_key(finding: StatusFinding) -> float:
 
 
 def short_group_name(reply: pb.StatusReply, name: str) -> str:
-    """A group as those who asked know it: `world` instead of `job/world`, but `other/world` for that of another job."""
+    """A group as those who asked know it: "world" instead of "job/world", but "other/world" for that of another job."""
     job = reply.coordinator.job
     return name.removeprefix(f"{job}/") if job else unscoped_name(name)
 

@@ -277,8 +277,10 @@ class GroupLoop:
         self._poller.call_soon_threadsafe(lambda: self._generation.reporter.resend())
 
     def promise(self, generation: int, answer: Callable[[int, int], None]) -> None:
-        """Calls `answer(instance, following)` in the group loop's thread: nothing starts from that instance on before
-        `set_waiting_joiners`, and `following` is the first that no local rank has submitted."""
+        """Call `answer` in the group loop's thread: nothing starts from an instance on before `set_waiting_joiners`.
+
+        It is given that instance, and the first that no local rank has submitted.
+        """
 
         def ask() -> None:
             if generation == self._generation.number:
