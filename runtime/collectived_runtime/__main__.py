@@ -16,6 +16,7 @@ from collectived_proto.config.daemons import DAEMONS, CoordinatorSettings, Daemo
 from collectived_proto.config.resolve import resolve_settings
 from collectived_proto.config.sources import ConfigError, find_config_file, load_config_file
 from collectived_runtime import logs
+from collectived_runtime.heap import keep_one_arena
 
 END_TIMEOUT = 8.0  # seconds from the end of standard input to that of the process, whatever its threads do
 ServeWorker = Callable[[WorkerSettings, Awaitable[None] | None], Awaitable[None]]
@@ -49,6 +50,7 @@ def main(arguments: list[str] | None = None, serve_worker: ServeWorker | None = 
     os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-PSK-CHACHA20-POLY1305")
     # Else NumPy starts a thread on every core, which spins for a while; nobody here multiplies matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    keep_one_arena()
     logs.configure(settings.log_level, settings.log_format)
     asyncio.run(_run(settings, options.attached, serve_worker))
 

