@@ -99,11 +99,11 @@ class FaultReporter:
         report = self._tracker.make_report(ReportKind.LINK, instance, worker=error.peer, text=str(error))
         self._raise_fault(replace(report, cause=cause))
 
-    def report_local_ranks_lost(self, text: str) -> None:
-        """No local rank goes beyond what it has finished."""
+    def report_local_ranks_lost(self, text: str, first: int = 0) -> None:
+        """No local rank goes beyond what it has finished, or beyond what all have, before instance `first`."""
         for rank, standing in self._tracker.progress.items():
             if not standing.has_departed:
-                self.report_fault(ReportKind.LOST, standing.finished, rank=rank, text=text)
+                self.report_fault(ReportKind.LOST, max(standing.finished, first - 1), rank=rank, text=text)
 
     def report_exhausted(self, instance: Instance, error: Exception, held: Mapping[int, int]) -> None:
         """There is no memory for the results of an instance; `held`: bytes of results, by the ranks that hold them."""

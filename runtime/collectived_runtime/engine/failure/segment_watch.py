@@ -261,7 +261,7 @@ class SegmentWatch:
             self._reporter.report_expired(instance)
         elif reason == core.WORKER:  # which only its ranks say of this one, before they close their doorbells
             self._reported = True
-            self._reporter.report_local_ranks_lost("its worker has not answered when asked whether it lives")
+            self._reporter.report_local_ranks_lost("its worker has not answered when asked whether it lives", instance)
         elif reason == core.NONSENSE and rank >= 0:
             self._reported = True
             self._doorbells.drop(self._doorbells.local_ranks[rank], "it has written nonsense into shared memory")
