@@ -1,3 +1,3 @@
 import collectived as cd
 
-print(cd.integrations.__all__)  # ['torch']
+print(cd.integrations.__all__)  # ['ray', 'torch']

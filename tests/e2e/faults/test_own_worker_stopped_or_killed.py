@@ -136,9 +136,7 @@ def test_ranks_that_wait_without_a_deadline_notice_that_their_worker_is_stopped(
         error = pool.submit(groups[1].barrier).exception(20)
     assert isinstance(error, cd.errors.UnavailableError) and error.rejoin
     assert "worker 0" in str(error) and "is lost" in str(error)
-    for absent in {groups[-1], groups[0]} - {
-        groups[1]
-    }:  # one has not waited
+    for absent in {groups[-1], groups[0]} - {groups[1]}:  # one has not waited
         with pytest.raises(cd.errors.UnavailableError) as caught:  # not by its deadline
             absent.barrier(timeout=20)
         assert caught.value.verdict is None or caught.value.verdict.from_instance == 1
