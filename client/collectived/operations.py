@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, SupportsIndex, TypeVar, cast
 
+import numpy as np
+
 from collectived.arguments import check_integer
 from collectived.values.axes import check_axis
 from collectived_proto.types import (
@@ -34,13 +36,18 @@ Maker = TypeVar("Maker", bound=Callable[..., Operation])
 
 def _remember(make: Maker) -> Maker:
     """`make`, whose arguments are checked the first time. Those of another type are others: True is no rank 1."""
-    known = lru_cache(maxsize=_MOST_REMEMBERED, typed=True)(make)
+
+    @lru_cache(maxsize=_MOST_REMEMBERED, typed=True)
+    def known(*arguments: Any) -> Operation:
+        if any(hasattr(one, "__array__") and not isinstance(one, np.generic) for one in arguments):
+            raise TypeError("an array, or a tensor, may hold another number the next time")
+        return make(*arguments)
 
     @wraps(make)
     def find(*arguments: Any) -> Operation:
         try:
             return known(*arguments)
-        except TypeError:  # one is refused, or cannot be looked up
+        except TypeError:  # one is refused, or cannot be remembered
             pass
         return make(*arguments)
 

@@ -122,7 +122,9 @@ class MultiWorkerMirroredStrategy:
         own = self._own(leaf)
         if isinstance(leaf, Mirrored):
             if op is ReduceOp.SUM:
-                raise ValueError("the sum of a Mirrored value was asked for, which is equal on all replicas: give own")
+                raise ValueError(
+                    "the sum of a Mirrored value was asked for, equal on all replicas: give this replica's array"
+                )
             return component_math.copy_component(own)
         if axis is None:
             return self._context.all_reduce(op, own, options)

@@ -30,7 +30,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "collectived.integrations.ray needs Ray: pip install 'collectived[ray]'", name="ray"
-    ) from (error)
+    ) from error
 
 _START_TIMEOUT = 60.0  # seconds for every actor and its daemon
 _END_TIMEOUT = 15.0

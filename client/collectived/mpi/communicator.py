@@ -137,7 +137,7 @@ class Comm:
         return Comm(part) if part is not None else COMM_NULL
 
     def Split_type(self, split_type: int, key: int = 0) -> Comm:
-        """A communicator of the ranks of this host: `split_type` is `COMM_TYPE_SHARED`."""
+        """A communicator of the ranks of this rank's worker, and so of one host: `split_type` is `COMM_TYPE_SHARED`."""
         if split_type not in (COMM_TYPE_SHARED, UNDEFINED):
             raise ValueError(f"split_type must be COMM_TYPE_SHARED or UNDEFINED, got {split_type!r}")
         workers = [member.worker for member in self.group.members]

@@ -158,12 +158,13 @@ class SegmentChannel(Doorbell):
         repeat, form, seen, result, job = unfinished
         try:
             call = repeat.make_call(form, seen, result, out)
+            begun = call.form
             self._adopt(call, job, repeat.program.engine)
         except BaseException as error:
             self.abort_by_error(error)
             raise
         self.wait(call)
-        if call.verdict is None:
+        if call.verdict is None and call.form is not begun:  # something else has come than before
             self._repeats.add(call, operation, value, frame)
         return self.take_result(call, call.prepared.site)
 
@@ -426,10 +427,12 @@ class SegmentChannel(Doorbell):
         self.callbacks.dispatch()
 
     def _on_silence(self, why: str) -> None:
-        # Nothing completes any more in the segment, either: what is given back to the caller must not be written to.
-        self._engines[self.rank_state.generation].abort(core.WORKER, core.WORKER_SEAT)
-        self._await_jobs()
-        self.poll()  # what had completed by then has done so for all ranks
+        engine = self._engines.get(self.rank_state.generation)
+        if engine is not None:
+            # Nothing completes any more in the segment, either: what the caller gets back must not be written to.
+            engine.abort(core.WORKER, core.WORKER_SEAT)
+            self._await_jobs()
+            self.poll()  # what had completed by then has done so for all ranks
         super()._on_silence(why)
 
     def _end_generation(self, verdict: Verdict, within: float) -> None:

@@ -259,7 +259,9 @@ class SegmentWatch:
         elif reason == core.DEADLINE:
             self._reported = True
             self._reporter.report_expired(instance)
-        elif reason == core.WORKER:  # which only its ranks say of this one, before they close their doorbells
+        elif reason == core.WORKER and not any(one.has_departed for one in self._tracker.progress.values()):
+            # Ranks say so of a worker that is silent, before they close their doorbells. One that was let go says so of
+            # its own doorbell, and the others are not lost.
             self._reported = True
             self._reporter.report_local_ranks_lost("its worker has not answered when asked whether it lives", instance)
         elif reason == core.NONSENSE and rank >= 0:
