@@ -105,12 +105,9 @@ class SharedMemoryTransport:
         return self._device_memories[index]
 
     def open_channel(self, joined: JoinedGroup) -> tuple[RankChannel, Describe]:
-        info, rank = joined.group, joined.rank
-        name = self._rpc.name
-        sock = seqpacket.connect(joined.socket_path, joined.token, _CONNECT_TIMEOUT, name)
-        doorbell = _open_in_segment(sock, info, rank, name) if joined.has_segment else Doorbell(sock, info, rank, name)
-        return doorbell, lambda collective, deadline: self._rpc.prepare(
-            self._session, info.key, rank, collective, deadline
+        key, rank = joined.group.key, joined.rank
+        return open_doorbell(joined, self._rpc.name), lambda collective, deadline: self._rpc.prepare(
+            self._session, key, rank, collective, deadline
         )
 
     def is_lost(self) -> bool:
@@ -167,6 +164,21 @@ class GrpcTransport:
         self.memory.clear()
 
 
+def open_doorbell(joined: JoinedGroup, worker: str) -> Doorbell:
+    """Connect a rank that has joined to its worker.
+
+    Raises:
+        UnavailableError: the worker does not answer. Nothing stays open then.
+    """
+    info, rank = joined.group, joined.rank
+    sock = seqpacket.connect(joined.socket_path, joined.token, _CONNECT_TIMEOUT, worker)
+    try:
+        return (_open_in_segment if joined.has_segment else Doorbell)(sock, info, rank, worker)
+    except BaseException:
+        sock.close()
+        raise
+
+
 def _open_in_segment(sock: socket.socket, info: GroupInfo, rank: int, name: str) -> Doorbell:
     # Imported late, for they need the native core, and so Linux.
     from collectived.shared.segment_channel import SegmentChannel
@@ -174,7 +186,11 @@ def _open_in_segment(sock: socket.socket, info: GroupInfo, rank: int, name: str)
 
     spans_workers = len({member.worker for member in info.members}) > 1
     channel = (SpanningChannel if spans_workers else SegmentChannel)(sock, info, rank, name)
-    channel.await_segment(_CONNECT_TIMEOUT)
+    try:
+        channel.await_segment(_CONNECT_TIMEOUT)
+    except BaseException:
+        channel.detach()
+        raise
     return channel
 
 

@@ -29,14 +29,16 @@ def test_every_method_of_every_service_is_called() -> None:
 def test_a_message_can_be_made_again_and_is_valid() -> None:
     for kind in (worker_pb2.PrepareRequest, coordinator_pb2.WorkerMessage):
         strategy = messages(kind.DESCRIPTOR, {"rank": 7}, {"key": 9})
-        first, again = (draw_examples(strategy, 20, seed=3) for _ in range(2))
+        first, again = (draw_examples(strategy, 100, seed=3) for _ in range(2))
         sent = [message.SerializeToString(deterministic=True) for message in first]  # a NaN is not equal to itself
-        assert sent == [message.SerializeToString(deterministic=True) for message in again] and len(sent) == 20
+        assert sent == [message.SerializeToString(deterministic=True) for message in again] and len(sent) == 100
         for message, data in zip(first, sent, strict=True):
             assert kind.FromString(data).SerializeToString(deterministic=True) == data
             if kind is worker_pb2.PrepareRequest:
                 assert message.key == 9
-    assert any(message.HasField("report") for message in first)
+    # Which come depends on the modules that are loaded too, out of whose constants Hypothesis draws.
+    kinds = coordinator_pb2.WorkerMessage.DESCRIPTOR.oneofs[0]
+    assert len({message.WhichOneof(kinds.name) for message in first}) > len(kinds.fields) // 2
 
 
 def test_a_message_may_have_very_many_entries_of_different_numbers() -> None:

@@ -104,7 +104,8 @@ def test_a_receive_that_another_thread_has_described_meanwhile_is_collected_when
         settle(lambda: engine.advance(1 << 20) is not None and job.state() == core.COMPLETE)
         return states + [one.state() for one in engine.collect(0)]
 
-    assert as_threads(2, body) == [[], [core.PENDING, core.COMPLETE]]
+    nothing, told = as_threads(2, body)
+    assert nothing == [] and told in ([core.PENDING, core.COMPLETE], [core.COMPLETE])  # it may be quick
 
 
 @pytest.mark.parametrize("size", [10, 5000, 3 * RING])

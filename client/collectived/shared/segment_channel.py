@@ -467,12 +467,16 @@ class SegmentChannel(Doorbell):
         with self.mutex:
             self._engines.rouse()
 
+    def detach(self) -> None:
+        """Let go of the segment; before the socket is closed, at which the core looks."""
+        self._engines.detach()
+
     def _close(self) -> None:
         self._engines.leave()
         engine = self._engines.get(self.rank_state.generation)
         if engine is not None:
             self.rank_state.last_finished = max(self.rank_state.last_finished, engine.verdict()[0] - 1)
-        self._engines.detach()  # before its socket is closed, at which the core looks
+        self.detach()
         super()._close()
 
     def invalidate_after_fork(self, why: str) -> None:
