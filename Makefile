@@ -99,7 +99,8 @@ mutants: $(VENV)/installed-dev ## whether the tests notice faults planted into t
 
 native: $(NATIVE) ## compile the native core in place, every warning an error
 
-# Interrupts are left out of the second: that sanitizer delivers signals late.
+# Interrupts are left out of the second: that sanitizer delivers signals late. Nor has pytest a thread there that ends
+# tests which hang, for that sanitizer lets no process begin threads that was forked beside one.
 sanitize: $(READY) ## run the native core's tests under sanitizers: addresses, undefined behaviour, threads (gcc)
 	$(BIN)/python native/compile_core.py --strict --sanitize address,undefined --output $(SANITIZED)/address.so
 	COLLECTIVED_NATIVE=$(SANITIZED)/address.so ASAN_OPTIONS=detect_leaks=0 \
@@ -107,7 +108,7 @@ sanitize: $(READY) ## run the native core's tests under sanitizers: addresses, u
 	    $(BIN)/python -m pytest -n 0 -p no:cacheprovider $(CORE_TESTS)
 	$(BIN)/python native/compile_core.py --strict --sanitize thread --output $(SANITIZED)/thread.so
 	COLLECTIVED_NATIVE=$(SANITIZED)/thread.so LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" \
-	    $(BIN)/python -m pytest -n 0 -p no:cacheprovider -k 'not interrupt' $(filter-out %arithmetic.py,$(CORE_TESTS))
+	    $(BIN)/python -m pytest -n 0 -p no:cacheprovider -o faulthandler_timeout=0 -k 'not interrupt' $(filter-out %arithmetic.py,$(CORE_TESTS))
 
 wheels: $(WHEELS_VENV)/installed $(READY) ## build and check the sdist and one wheel per architecture, into dist/
 	$(WHEELS_VENV)/bin/python native/build_wheels.py
