@@ -19,6 +19,7 @@ from collectived_proto.errors import Code, error_class
 from collectived_proto.types import unscoped_name
 
 PROMISED_SECONDS = 0.25  # after its deadline a collective has ended everywhere
+SEVERAL_ROUNDS = 1 << 16  # elements, 512 KiB: more than three workers send in one round, so nobody is done before all
 BYSTANDERS_SECONDS = 5.0  # the timeout of those who are not to notice anything
 _names = itertools.count(1)
 

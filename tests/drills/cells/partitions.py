@@ -14,7 +14,7 @@ from collectived_proto.errors import Code
 from ..cell import VICTIM, Drill, fault
 from ..history import AT_ONCE_SECONDS
 from ..hosts import CONTROL, DATA, Hosts
-from ..scene import Scene
+from ..scene import SEVERAL_ROUNDS, Scene
 
 AWAY = HIT[1]  # the host that is parted
 SUMS = 20
@@ -101,7 +101,7 @@ def lost(scene: Scene, strike: Callable[[], None]) -> None:
     code = Code.DEADLINE_EXCEEDED if scene.timeout else Code.UNAVAILABLE
     scene.strike()
     strike()
-    scene.submit(scene.everybody)
+    scene.submit(scene.everybody, count=SEVERAL_ROUNDS)
     scene.hear(code, within=None if scene.timeout else LOST_SECONDS + AT_ONCE_SECONDS)
     scene.agree()
     scene.alike()
@@ -118,7 +118,7 @@ def deaf(scene: Scene) -> None:
     """Its heartbeats arrive, so nobody takes it for lost."""
     scene.strike()
     hosts(scene).lose_received(AWAY)
-    scene.submit(scene.everybody)
+    scene.submit(scene.everybody, count=SEVERAL_ROUNDS)
     if scene.timeout:
         scene.hear(Code.DEADLINE_EXCEEDED, lambda _: True)
         scene.agree()

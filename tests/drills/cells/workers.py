@@ -12,7 +12,7 @@ from ..cell import VICTIM, fault
 from ..cluster import HEARTBEAT_SECONDS
 from ..history import AT_ONCE_SECONDS
 from ..proxy import GARBAGE, Act, Fault, Place
-from ..scene import Scene
+from ..scene import SEVERAL_ROUNDS, Scene
 
 HIT = (0, 1)  # task of the worker that is hit: where there is one, and where there are three
 ORPHANS = ((0, 1, 2), (VICTIM,))  # its ranks
@@ -131,7 +131,7 @@ def stopped_inside(scene: Scene) -> None:
     code = Code.DEADLINE_EXCEEDED if scene.timeout else Code.UNAVAILABLE
     for flow in (flow for link in scene.links(0, 1) for flow in link.flows):
         flow.arm(Fault(Act.HOLD, Place.PAYLOAD))
-    scene.submit(scene.everybody)
+    scene.submit(scene.everybody, count=SEVERAL_ROUNDS)
     scene.until_waiting(scene.everybody)
     scene.strike()
     worker = scene.cluster.workers[1]
