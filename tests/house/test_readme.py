@@ -60,8 +60,9 @@ def test_pytorch_programs_change_the_word_that_the_torch_tests_use() -> None:
 
 
 def unexpected(said: str) -> list[str]:
-    """What is on standard error beyond the warnings of a machine on which some rank was late for a second."""
-    return [line for line in said.splitlines() if not re.search(r"has (been waiting|waited) for \d", line)]
+    """What is on standard error beyond what a slow machine adds: a rank was late for a second, a daemon for ten."""
+    slow = re.compile(r"has (been waiting|waited) for \d|^collectived: waiting until .* can serve, \d+ of \d+ s$")
+    return [line for line in said.splitlines() if not slow.search(line)]
 
 
 @pytest.mark.timeout(300)
