@@ -1,40 +1,11 @@
 /* arithmetic.c: see arithmetic.h. Spans are folded block by block, so that partials stay in the first cache. */
 #include "arithmetic.h"
 
-#include <stdint.h>
-#include <string.h>
+#include "float_bits.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
-#endif
-
-typedef int8_t i8;
-typedef int16_t i16;
-typedef int32_t i32;
-typedef int64_t i64;
-typedef uint8_t u8;
-typedef uint16_t u16;
-typedef uint32_t u32;
-typedef uint64_t u64;
-typedef float f32;
-typedef double f64;
-/* The same at any address, whatever else it is seen as. */
-#define AT_ANY_ADDRESS(T) typedef T T##_at __attribute__((aligned(1), may_alias))
-AT_ANY_ADDRESS(i8);
-AT_ANY_ADDRESS(i16);
-AT_ANY_ADDRESS(i32);
-AT_ANY_ADDRESS(i64);
-AT_ANY_ADDRESS(u8);
-AT_ANY_ADDRESS(u16);
-AT_ANY_ADDRESS(u32);
-AT_ANY_ADDRESS(u64);
-AT_ANY_ADDRESS(f32);
-AT_ANY_ADDRESS(f64);
-
-#if defined(__clang__)
-#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
 enum { BLOCK = 8192 }; /* bytes of partials on the stack; a multiple of the largest partial */
@@ -50,24 +21,6 @@ struct kernels {
 };
 
 /* ---- Halves without instructions for them: no branches, and the same bits as F16C, NaNs included ---- */
-
-static inline u32 bits_of(f32 value) {
-    u32 bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
-static inline f32 value_of(u32 bits) {
-    f32 value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-/* Where `condition` holds, `yes`; by masks, for a branch around a float operation keeps the vectoriser away. */
-static inline u32 select(int condition, u32 yes, u32 no) {
-    const u32 mask = -(u32)condition;
-    return (yes & mask) | (no & ~mask);
-}
 
 static inline u32 f16_to_f32(u16 half) {
     const u32 magnitude = (u32)(half & 0x7fff) << 13, sign = (u32)(half & 0x8000) << 16;
@@ -86,11 +39,6 @@ static inline u16 f32_to_f16(u32 bits) {
     const u32 tiny = bits_of(value_of(magnitude) + 0.5f) - (126u << 23); /* the sum rounds to a multiple of 2**-24 */
     const u32 special = select(magnitude > 0x7f800000, 0x7e00 | (magnitude >> 13 & 0x3ff), 0x7c00);
     return (u16)(sign >> 16 | select(magnitude >= 143u << 23, special, select(magnitude < 113u << 23, tiny, normal)));
-}
-
-static inline u16 f32_to_bf16(u32 bits) {
-    const u32 rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16; /* ties to even; may carry to inf */
-    return (u16)select((bits & 0x7fffffff) > 0x7f800000, bits >> 16 | 0x40, rounded);
 }
 
 /* The same number, exactly up to 2**51, which sums of 32-bit integers do not reach below 2**19 contributions: added to
@@ -140,8 +88,12 @@ static const struct kernels *kernels(void) {
     return found;
 }
 
+int runs_avx2(void) {
+    return kernels() != &kernels_baseline;
+}
+
 const char *arithmetic_variant(void) {
-    return kernels() == &kernels_baseline ? "baseline" : "avx2";
+    return runs_avx2() ? "avx2" : "baseline";
 }
 
 int choose_arithmetic(const char *name) {

@@ -48,6 +48,8 @@ void finish_streaming(void);
 
 /* The name of the variant of the loops that this processor runs: "avx2" or "baseline". */
 const char *arithmetic_variant(void);
+/* Whether that is "avx2"; loops of other files follow it. */
+int runs_avx2(void);
 /* Chooses the variant by name, for tests; whether this processor has it. */
 int choose_arithmetic(const char *name);
 

@@ -2,6 +2,8 @@
 #include <stdlib.h>
 
 #include "arithmetic_binding.h"
+#include "compression.h"
+#include "compression_binding.h"
 #include "letters.h"
 #include "objects.h"
 
@@ -21,7 +23,7 @@ static const struct {
     NUMBER(REDUCE_SCATTER), NUMBER(ALL_TO_ALL), NUMBER(BARRIER), NUMBER(ACROSS), NUMBER(MEETS_NOT), NUMBER(MEETS_EQUAL),
     NUMBER(MEETS_KNOWN), NUMBER(MEETS_ANY), NUMBER(SENDS), NUMBER(RECEIVES), NUMBER(SCHEDULE_VERSION), NUMBER(MAX_SEATS),
     {"MAX_LETTER_BLOB", LETTER_BLOB}, {"MAX_LETTERS", LETTERS}, {"BLOCKING", 0}, {"QUIET", 1}, {"NOTIFYING", 2},
-    NUMBER(COLLECTIVE), NUMBER(SEND), NUMBER(RECEIVE),
+    NUMBER(COLLECTIVE), NUMBER(SEND), NUMBER(RECEIVE), NUMBER(BLOCK_VALUES),
 };
 
 static int add_type(PyTypeObject **type, PyType_Spec *spec) {
@@ -50,8 +52,9 @@ static PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__core(void) {
-    PyMethodDef *const tables[] = {arithmetic_methods, engine_functions, watcher_functions, repeats_functions}, *end = functions;
-    for (int i = 0; i < 4; i++)
+    PyMethodDef *const tables[] = {arithmetic_methods, compression_functions, engine_functions, watcher_functions, repeats_functions};
+    PyMethodDef *end = functions;
+    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         for (const PyMethodDef *one = tables[i]; one->ml_name && end < functions + MOST_FUNCTIONS - 1; one++) *end++ = *one;
     return PyModuleDef_Init(&definition);
 }
