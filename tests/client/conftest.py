@@ -214,6 +214,9 @@ class FarEnd:
         collective, layout = self.prepared[ring.prepared]
         leaf, place = collective.leaves[index], layout.places[index]
         pack = layout.packs[place.pack]
+        if not ring.addresses:  # it has only said what is to come
+            comes = np.zeros(leaf.shape) if self.comes is None else np.asarray(nest.flatten(self.comes)[1][index])
+            return comes.astype(to_numpy(leaf.dtype))
         number, offset = ring.addresses[0 if ring.staged else index]
         if ring.staged:
             offset += pack.staging_offset + place.offset * pack.dtype.itemsize
@@ -233,8 +236,9 @@ class FarEnd:
         receives = bool(layout.packs) or collective.open
         if isinstance(operation, Send) or (isinstance(operation, (Reduce, Gather)) and operation.root != self.rank):
             receives = False
-        if not receives:
-            return [messages.Completion(ring.instance, 0, True, False).encode()]
+        if not receives or ring.keeps_own:
+            packs = max(1, len(layout.packs)) if ring.keeps_own else 1
+            return [messages.Completion(ring.instance, at, at == packs - 1, False).encode() for at in range(packs)]
         if collective.open or isinstance(operation, AxisOperation):
             return self.complete_outlined(ring)
         start, slot = self.take_slot(ring, layout.result_bytes)

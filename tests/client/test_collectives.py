@@ -184,8 +184,8 @@ def test_a_completion_without_the_result_is_a_worker_that_talks_nonsense(make: A
     setting = make(size=2, rank=1)
     setting.far.answer = lambda ring: [messages.Completion(ring.instance, 0, True, False).encode()]
     with pytest.raises(cd.errors.UnavailableError, match=r"unexpected \(broadcast.* without a result\)"):
-        setting.group.broadcast(np.arange(3), root=1)
-    assert setting.far.prepared[1][0].operation == Broadcast(1)
+        setting.group.broadcast(np.arange(3), root=0)
+    assert setting.far.prepared[1][0].operation == Broadcast(0)
 
 
 def test_a_value_without_leaves_passes(make: Any) -> None:

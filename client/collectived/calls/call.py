@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from collectived.arguments import escape_surrogates
+from collectived.calls import own_value
 from collectived.calls.buffers import ArenaAddress, Backing, ResultBuffer
 from collectived.calls.prepare import PreparedCall
 from collectived.calls.timeout import DEADLINE_GRACE, GRACE_STEPS, MOST_RENEWALS
@@ -54,6 +55,7 @@ class Call:
             `DeviceCall.record_input_event`.
         is_stream_ordered: whether its caller may go on in stream order, before it has ended; see
             `DeviceCall.request_stream_order`.
+        own_value: its arrays, where the result is nothing else and is taken from there; see `keep_own_value`.
         probe: the answer of its worker to the question whether it lives, asked before a wait for it gives up.
         source: of a receive from any rank that has ended well: the rank that sent what it brings.
         launched: the event of the worker that stands behind all of it on the device, while it is in flight.
@@ -66,8 +68,8 @@ class Call:
     __slots__ = (
         "_backing", "_leaves", "_input_addresses", "_patience", "_renewals", "arrays", "has_awaiter", "callbacks",
         "complete", "is_async", "is_lent", "copy_seconds", "cutoff", "generation", "instance", "launched", "out",
-        "completed_packs", "prepared", "probe", "retired", "result_buffer", "source", "spec", "staging", "timeout",
-        "error_sink", "verdict", "waiting",
+        "completed_packs", "own_value", "prepared", "probe", "retired", "result_buffer", "source", "spec", "staging",
+        "error_sink", "timeout", "verdict", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +88,7 @@ class Call:
         self.generation = 0
         self.instance = -1
         self.completed_packs: list[int] = []
+        self.own_value: list[Array] | None = None
         self.complete = False
         self.retired: tuple[object, ...] = ()  # what was, until `release_retired`
         self.launched: messages.Launched | None = None
@@ -162,6 +165,12 @@ class Call:
         if not prepared.accepts_any:
             check_fits(targets, escape_surrogates(nest.structure(prepared.spec)), prepared.list_result_types())
         self.out = targets
+
+    def keep_own_value(self) -> None:
+        """The caller leaves its arrays alone until the call has ended, and the worker is told to bring no result."""
+        targets = None if self.out is None else self.out.views
+        if self._input_addresses is None and own_value.can_keep(self.prepared, self.arrays, targets):
+            self.own_value = self.arrays
 
     @property
     def is_out_intact(self) -> bool:
@@ -241,7 +250,7 @@ class Call:
         if not self.prepared.receives:
             return None
         leaves = self._build_leaves()
-        self.result_buffer = self._backing = None  # views hold the slot; without any, it is released here
+        self._let_go()
         return nest.unflatten(self.spec, leaves) if self.out is None else self.out.whole
 
     def copy_to_out(self) -> None:
@@ -255,17 +264,21 @@ class Call:
     def take_leaves(self) -> list[Any]:
         """The same without its structure: the leaves."""
         leaves = self._build_leaves() if self.prepared.receives else []
-        self.result_buffer = self._backing = None
+        self._let_go()
         return leaves
+
+    def _let_go(self) -> None:
+        """Views hold the slot; without any, it is released here."""
+        self.result_buffer = self._backing = self.own_value = None
 
     def _build_leaves(self) -> list[Any]:
         kinds = self.prepared.kinds
-        if self.result_buffer is None:  # a value without leaves
+        if self.result_buffer is None and self.own_value is None:  # a value without leaves
             return []
         if self.out is not None or self._leaves:
             return [self._get_leaf(index) for index in range(len(kinds))]
         # The common cases, quick: every leaf becomes a copy, or those in worker memory views.
-        views = self.prepared.views(self.result_buffer)
+        views = self._list_views()
         backing = None if self._input_addresses is None else self._get_backing(self.prepared.layout.result_bytes)
         if backing is None or self._input_addresses is None:
             return [kind.restore(view.copy()) for kind, view in zip(kinds, views, strict=True)]
@@ -293,11 +306,11 @@ class Call:
         return leaves[index]
 
     def _build_leaf(self, index: int) -> Any:
-        if self.result_buffer is None:
-            raise InternalError(f"{self.prepared.op} has no result")  # the doorbell lets no such call end well
-        view = self.prepared.views(self.result_buffer)[index]
+        view = self._list_views()[index]
         if self.out is not None:
-            copy_into(self.out.views[index], view)
+            target = self.out.views[index]
+            if self.own_value is None or not own_value.is_same(view, target):
+                copy_into(target, view)
             return self.out.leaves[index]
         kind = self.prepared.kinds[index]
         if kind.can_share and self._input_addresses is not None and self._input_addresses[index] is not None:
@@ -306,6 +319,14 @@ class Call:
                 offset, dtype, shape = self.prepared.result_locations[index]
                 return np.ndarray(shape, dtype, backing, offset)
         return kind.restore(view.copy())
+
+    def _list_views(self) -> list[Array]:
+        """What the result is to be copied from."""
+        if self.own_value is not None:
+            return self.own_value
+        if self.result_buffer is None:
+            raise InternalError(f"{self.prepared.op} has no result")  # the doorbell lets no such call end well
+        return self.prepared.views(self.result_buffer)
 
     def _get_backing(self, nbytes: int) -> Backing | None:
         """The slot as a base of views; None where results must be copies."""

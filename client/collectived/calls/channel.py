@@ -104,6 +104,10 @@ class RankChannel(ABC):
             return DeviceCall(prepared, arrays, located, spec)
         return (Call if prepared.result_spec is None else DescribedCall)(prepared, arrays, located, spec)
 
+    def keep_own_value(self, call: Call) -> None:
+        """The caller leaves its arrays alone until the call has ended: a result that is nothing else need not come."""
+        return None
+
     def submit(self, call: Call, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]) -> None:
         """Numbers a call and starts it, once there is room; where the generation has failed, ends it with the verdict.
 

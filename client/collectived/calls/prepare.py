@@ -54,6 +54,7 @@ from collectived_proto.types import (
     Recv,
     Reduce,
     Reduction,
+    Scatter,
     Send,
     Tier,
 )
@@ -155,6 +156,7 @@ class PreparedCall:
         segment_program: how the ranks of this host carry it out by themselves; made by their channel.
         is_native_order: whether leaves may be read where they lie (their byte order is the wire's).
         reads_in_place: whether they should be, rather than copied side by side: not where they are many and small.
+        contributes: whether its value goes anywhere: else it only says what is to come.
         receives: whether this rank gets a result.
         result_spec: what comes, where the layout does not say it: results have a header. Else None.
         accepts_any: whether this rank takes what comes, all of it at once.
@@ -167,7 +169,7 @@ class PreparedCall:
 
     __slots__ = (
         "is_cached", "reads_in_place", "needs_host_copy", "result_spec", "id", "kinds", "layout", "memory",
-        "is_native_order", "op", "accepts_any", "pack_count", "is_p2p", "receives", "result_locations",
+        "is_native_order", "op", "accepts_any", "contributes", "pack_count", "is_p2p", "receives", "result_locations",
         "collective", "description", "device_area", "segment_program", "site", "spec", "staging_locations",
     )  # fmt: skip
 
@@ -203,6 +205,7 @@ class PreparedCall:
         operation = collective.operation
         self.is_p2p = isinstance(operation, (Send, Recv))
         self.receives = _receives(operation, rank)
+        self.contributes = not isinstance(operation, (Broadcast, Scatter)) or operation.root == rank
         self.accepts_any = collective.open
         self.pack_count = 1 if self.accepts_any else len(layout.packs)
         self.staging_locations: list[LeafLocation] = []

@@ -20,11 +20,14 @@ from collectived.calls.call import ALL_PACKS, Call
 from collectived.calls.channel import CONNECT_AGAIN, RankChannel
 from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL
 from collectived.calls.local_failure import descriptor_lost
+from collectived.calls.prepare import PreparedCall
 from collectived.calls.timeout import MAX_REASON_LENGTH
 from collectived.errors import UnavailableError
 from collectived.gpu.driver import CudaError, get_cuda
 from collectived.shared import seqpacket
 from collectived.shared.in_flight import InFlightCalls, PingReply
+from collectived.values import nest
+from collectived.values.leaves import Array
 from collectived_native.cores import count_cores
 from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
@@ -61,6 +64,15 @@ class Doorbell(RankChannel):
         self._poller.register(sock, select.POLLIN)
         self._last_received = self._last_pinged = 0.0
         self._has_heard = False  # anything
+
+    def make_call(
+        self, prepared: PreparedCall, arrays: list[Array], located: list[ArenaAddress | None] | None, spec: nest.Spec
+    ) -> Call:
+        omitted = not prepared.contributes and prepared.device_area is None
+        return super().make_call(prepared, [] if omitted else arrays, located, spec)
+
+    def keep_own_value(self, call: Call) -> None:
+        call.keep_own_value()
 
     def _try_submit(self, call: Call, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]) -> bool:
         with self._submit_lock:  # numbers are given under the lock under which they are sent
@@ -99,6 +111,8 @@ class Doorbell(RankChannel):
             call.timeout,
             call.output,
         )
+        if call.own_value is not None:
+            submit = submit._replace(keeps_own=True)
         if call.is_stream_ordered:
             submit = submit._replace(ordered=True)
         if call.has_input_event:

@@ -115,7 +115,8 @@ class InFlightCalls:
             else:
                 call.attach_result(slot)
         if prepared.pack_count and (done.is_last or not prepared.accepts_any):
-            if call.result_buffer is None and call.output is None and prepared.receives:
+            is_elsewhere = call.output is not None or call.own_value is not None
+            if call.result_buffer is None and not is_elsewhere and prepared.receives:
                 raise messages.MalformedMessage(f"{prepared.op} without a result")
             call.completed_packs.append(done.pack)
         if done.is_last:

@@ -104,6 +104,7 @@ class MessageType(enum.IntEnum):
 SUBMIT_STAGED = 1  # flag of a ring: one address, of a staging slot laid out as Prepare said
 SUBMIT_OUTPUT = 2  # flag of a ring: the last address is where the result is to be written
 SUBMIT_ORDERED = 4  # flag of a ring: the caller goes on in stream order, and is to be told when all is LAUNCHED
+SUBMIT_KEEPS_OWN = 8  # flag of a ring: what the result has of its own value the rank takes from there
 DONE_LAST = 1  # flag of DONE: the last pack of its instance
 DONE_RESULT = 2  # flag of DONE: this rank receives a result
 FAILED_IN_USE = 1  # flag of FAILED: a GPU may still be reading and writing the rank's memory; FREED follows
@@ -131,7 +132,8 @@ class Submit(NamedTuple):
     `released_slots` are result slots, and events of the worker, that this rank needs no longer. `output` is memory of
     a GPU in which the result is to be written, laid out as Prepare said; None: in a result slot. `event` is the number
     of one behind which the value is there, from 1; 0: it is there now. With `ordered` the rank is told when all is
-    launched; a worker that does not know how says only when it is done.
+    launched; a worker that does not know how says only when it is done. With `keeps_own` the rank needs no result that
+    is nothing but its own value.
     """
 
     generation: int
@@ -145,6 +147,7 @@ class Submit(NamedTuple):
     output: tuple[int, int] | None = None
     event: int = 0
     ordered: bool = False
+    keeps_own: bool = False
 
     def encode(self) -> bytes:
         if self.output is not None:
@@ -153,7 +156,7 @@ class Submit(NamedTuple):
             return counted + inputs[4:] + _ADDRESS.pack(*self.output)
         head = _SUBMIT.pack(
             MessageType.SUBMIT,
-            (SUBMIT_STAGED if self.staged else 0) | (SUBMIT_ORDERED if self.ordered else 0),
+            self.staged * SUBMIT_STAGED | self.ordered * SUBMIT_ORDERED | self.keeps_own * SUBMIT_KEEPS_OWN,
             len(self.addresses),
             len(self.released_slots),
             self.event,
@@ -192,8 +195,9 @@ def parse_submit(data: bytes) -> Submit:
         if not addresses:
             raise MalformedMessage("a ring that says where its result is to be written, without an address")
         addresses, output = addresses[:-1], addresses[-1]
-    staged, ordered = bool(flags & SUBMIT_STAGED), bool(flags & SUBMIT_ORDERED)
-    return Submit(generation, prepared, instance, remaining, staged, addresses, slots, timeout, output, event, ordered)
+    staged, ordered, keeps = (bool(flags & flag) for flag in (SUBMIT_STAGED, SUBMIT_ORDERED, SUBMIT_KEEPS_OWN))
+    told = Submit(generation, prepared, instance, remaining, staged, addresses, slots, timeout, output, event, ordered)
+    return told._replace(keeps_own=True) if keeps else told
 
 
 def encode_release(slots: tuple[int, ...]) -> bytes:

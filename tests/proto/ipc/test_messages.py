@@ -29,6 +29,7 @@ u63 = st.integers(0, 2**63 - 1)
     output=st.none() | st.tuples(u32, u63),
     event=st.integers(0, 64),
     ordered=st.booleans(),
+    keeps_own=st.booleans(),
 )
 def test_a_ring_is_read_as_it_was_written(
     remaining: float, more: float, addresses: Any, released: Any, **fields: Any

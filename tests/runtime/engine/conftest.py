@@ -127,8 +127,11 @@ class Rank:
         instance: int | None = None,
         generation: int | None = None,
         shape: tuple[int, ...] | None = None,
+        keeps_own: bool = False,
+        omitted: bool = False,
         **fields: Any,
     ) -> None:
+        """`omitted`: it does not say where its value lies."""
         values = np.ones(4, np.float32) if values is None else values
         taking = bool(fields.get("open"))  # what comes
         leaves = () if taking else (Leaf("", _kind(values), values.shape if shape is None else shape),)
@@ -143,8 +146,9 @@ class Rank:
         instance = self.next if instance is None else instance
         self.next = instance + 1
         generation = self.world.group.generation if generation is None else generation
-        addresses = () if taking else ((1, 0),)
-        self.doorbell.send(messages.Submit(generation, number, instance, remaining, not taking, addresses).encode())
+        addresses = () if taking or omitted else ((1, 0),)
+        told = messages.Submit(generation, number, instance, remaining, bool(addresses), addresses, keeps_own=keeps_own)
+        self.doorbell.send(told.encode())
 
     def post(self, operation: Operation, values: NDArray[Any] | None = None, **options: Any) -> int:
         """Submits a send or recv; its number."""

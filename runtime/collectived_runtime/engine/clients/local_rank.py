@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from collectived_proto.ipc import messages
 from collectived_proto.ipc.arena import Arena
-from collectived_proto.types import AllReduce, Broadcast, DType, Member, Reduce
+from collectived_proto.types import AllReduce, Broadcast, DType, Member, Reduce, Scatter
 from collectived_runtime.device.gpus import Gpu, Region
 from collectived_runtime.engine.base.lent import MemoryHolder
 from collectived_runtime.engine.submit.contracts import PreparedCollective
@@ -91,7 +91,9 @@ class LocalRank:
 
     def resolve_inputs(self, prepared: PreparedCollective, submission: messages.Submit) -> InputBuffers:
         """The memory of a submission; raises messages.MalformedMessage where it is out of bounds."""
-        return InputBuffers(self.resolve_memory, prepared, submission)
+        operation = prepared.collective.operation
+        contributes = not isinstance(operation, (Broadcast, Scatter)) or operation.root == self.rank
+        return InputBuffers(self.resolve_memory, prepared, submission, contributes)
 
     def attach_doorbell(self, doorbell: socket.socket) -> None:
         """Take the doorbell when the client has connected it."""
@@ -199,13 +201,24 @@ class InputBuffers:
     Attributes:
         output: where the result is to be written; None: in a result slot.
         is_stream_ordered: whether its rank goes on from there in stream order.
+        keeps_own: whether its rank needs no result that is nothing but this.
         is_on_device: whether any of it lies in the memory of a GPU. Then ask for `parts`, else for all the others.
     """
 
-    def __init__(self, memory: MemoryResolver, prepared: PreparedCollective, submission: messages.Submit) -> None:
+    def __init__(
+        self,
+        memory: MemoryResolver,
+        prepared: PreparedCollective,
+        submission: messages.Submit,
+        contributes: bool = True,
+    ) -> None:
+        """Args:
+        contributes: whether the value goes anywhere; else it need not be there.
+        """
         self.prepared = prepared
         self.is_staged = submission.staged
         self.is_stream_ordered = submission.ordered
+        self.keeps_own = submission.keeps_own and contributes
         self.output: Region | None = None
         self._parts: list[NDArray[np.uint8]]  # or Regions, where `is_on_device`
         look: Callable[[int, int, int], Any] = memory
@@ -217,6 +230,8 @@ class InputBuffers:
             self._parts = [look(arena, offset, prepared.layout.staging_bytes)]
         else:
             sizes = prepared.leaf_bytes
+            if not (addresses or contributes):
+                sizes = ()
             if len(addresses) != len(sizes):
                 raise messages.MalformedMessage(f"a submission with {len(addresses)} addresses for {len(sizes)} leaves")
             self._parts = [look(arena, offset, size) for size, (arena, offset) in zip(sizes, addresses, strict=True)]

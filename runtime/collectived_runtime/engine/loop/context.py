@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from collectived_proto.ipc import messages
+from collectived_proto.types import Broadcast
 from collectived_runtime.engine.base.arenas import ResultArenas
 from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.base.poller import Poller
@@ -89,6 +90,8 @@ class RankResources:
             ordered = {rank: output for rank, output in ordered.items() if output is not None}
             if ordered:
                 event = self.stream_order.create_completion_event(instance.number, ordered, len(program.tasks))
+        elif isinstance(instance.collective.operation, Broadcast):
+            readers = tuple(rank for rank in readers if not instance.arrivals[rank].inputs.keeps_own)
         if not readers:
             return Delivery((), None, None, outputs, is_on_device, event)
         slot = self.results.acquire(program.slot_bytes, readers)

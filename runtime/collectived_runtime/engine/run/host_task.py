@@ -131,6 +131,8 @@ def _prepare_moved(
                 tools.counters.copied_bytes += part.nbytes
                 yield YIELD_NOW
     assert mine is not None
+    if output is None and sources:  # nobody here reads it but who has it
+        output = mine
     return Buffers(mine, mine, output, refuse_fold, copy_over, keep_in_place)
 
 
