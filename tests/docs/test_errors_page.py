@@ -91,7 +91,7 @@ with cd.connect() as session, session.join(timeout=20) as group:
         group.rejoin(timeout=20)
     group.all_reduce("sum", 1.0)
 """
-    with worker.client(1, 2, "train", program) as late:
+    with worker.fresh_client(1, 2, "train", program) as late:
         with cd.connect(worker.addresses[0]) as session, session.join("train", 2, rank=0, timeout=20) as group:
             group.barrier()
             with pytest.raises(errors.DeadlineExceededError) as caught:

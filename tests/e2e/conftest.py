@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
+import functools
 import itertools
 import os
 import shutil
@@ -16,6 +18,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.forked_process import ForkedProcess, ForkServer
 from tests.waiting import settle
 
 import collectived as cd
@@ -41,6 +44,7 @@ ALONE = (
 )  # stop daemons, or count all that they hold
 TRANSPORTS = ("shared memory", "grpc")
 SECRET = "the-secret-of-these-tests"
+WARM = ("collectived", "collectived.connection.rpc", "collectived.shared.segment_channel")  # imported by every client
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -55,6 +59,14 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if name == "grpc":
         monkeypatch.setenv("COLLECTIVED_TRANSPORT", name)
     return name
+
+
+@functools.cache
+def _clients() -> ForkServer:
+    """What starts client processes: for all tests of this process, from the first one that asks."""
+    server = ForkServer(WARM)
+    atexit.register(server.close)
+    return server
 
 
 class Daemon(testing.daemon.Daemon):
@@ -175,9 +187,23 @@ class Cluster:
             error.add_note(f"the daemons said:\n{self.log}")
             raise
 
-    def client(self, rank: int, size: int, group: str, program: str) -> subprocess.Popen[str]:
+    def client(self, rank: int, size: int, group: str, program: str) -> ForkedProcess:
         """Starts a client process as that rank of a group; it prints, and its standard input is ours."""
-        environment = {
+        return _clients().start(program, self._environment(rank, size, group))
+
+    def fresh_client(self, rank: int, size: int, group: str, program: str) -> subprocess.Popen[str]:
+        """The same where nothing may be imported before the program, or lie below it on its stack."""
+        return subprocess.Popen(
+            [sys.executable, "-u", "-c", program],
+            env=self._environment(rank, size, group),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def _environment(self, rank: int, size: int, group: str) -> dict[str, str]:
+        return {
             **os.environ,
             "COLLECTIVED_WORKER": self.address_of(rank, size),
             "COLLECTIVED_GROUP": group,
@@ -186,14 +212,6 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
         }
-        return subprocess.Popen(
-            [sys.executable, "-u", "-c", program],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
 
     def close(self) -> None:
         """Ends the daemons in order, once; afterwards `log` is all that they ever said."""

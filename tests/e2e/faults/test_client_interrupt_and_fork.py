@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.forked_process import ForkedProcess
 
 import collectived as cd
 from collectived.shared.doorbell import Doorbell
@@ -44,7 +44,7 @@ print(json.dumps(seen))
 """
 
 
-def outcome(process: subprocess.Popen[str]) -> dict[str, int]:
+def outcome(process: ForkedProcess) -> dict[str, int]:
     out, err = process.communicate(timeout=50)
     assert process.returncode == 0, err
     found: dict[str, int] = json.loads(out)

@@ -10,7 +10,6 @@ import json
 import random
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.forked_process import ForkedProcess
 from tests.waiting import settle
 
 import collectived as cd
@@ -76,7 +76,7 @@ class Ranks:
         for process in self.processes:
             self.tell(process, f"{how} {steps}")
 
-    def tell(self, process: subprocess.Popen[str], line: str = "") -> None:
+    def tell(self, process: ForkedProcess, line: str = "") -> None:
         assert process.stdin is not None
         process.stdin.write(f"{line}\n")
         process.stdin.flush()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import threading
 import time
 from collections import Counter
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.forked_process import ForkedProcess
 from tests.waiting import settle
 
 import collectived as cd
@@ -33,7 +33,7 @@ print("joined", flush=True)
 """
 
 
-def say(client: subprocess.Popen[str], word: str) -> None:
+def say(client: ForkedProcess, word: str) -> None:
     """Waits until a client has said this."""
     assert client.stdout
     line = client.stdout.readline().strip()
@@ -42,13 +42,13 @@ def say(client: subprocess.Popen[str], word: str) -> None:
         raise AssertionError((line, client.communicate()[1]))
 
 
-def go_on(client: subprocess.Popen[str]) -> None:
+def go_on(client: ForkedProcess) -> None:
     assert client.stdin
     client.stdin.write("\n")
     client.stdin.flush()
 
 
-def ended(client: subprocess.Popen[str]) -> tuple[int, str]:
+def ended(client: ForkedProcess) -> tuple[int, str]:
     """Exit status and what it printed."""
     out, err = client.communicate(timeout=30)
     assert not err or client.returncode < 0, err

@@ -66,7 +66,7 @@ with cd.connect() as session, session.join() as group:
     ("core", "numpy"), [("", "written written written"), ("/nowhere", "ValueError ValueError written")]
 )
 def test_writing_to_a_result_of_numpy_or_jax_never_ends_the_process(one_worker: Any, core: str, numpy: str) -> None:
-    client = one_worker.client(0, 1, f"written {core}", PROGRAM)
+    client = one_worker.fresh_client(0, 1, f"written {core}", PROGRAM)
     output, errors = client.communicate(f"{core}\n", timeout=50)
     assert (client.returncode, errors) == (0, "")
     assert output.splitlines() == [

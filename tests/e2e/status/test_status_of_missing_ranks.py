@@ -54,7 +54,7 @@ class Job:
 def job(make_cluster: Any) -> Iterator[Job]:
     """Two workers with two ranks each, three of which wait in a barrier for the fourth."""
     cluster = make_cluster(2)
-    clients = [cluster.client(rank, 4, "train", CLIENT) for rank in range(4)]
+    clients = [cluster.fresh_client(rank, 4, "train", CLIENT) for rank in range(4)]
     with tempfile.TemporaryDirectory(prefix="cd-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
         try:
             for client in clients:

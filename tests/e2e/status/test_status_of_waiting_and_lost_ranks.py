@@ -117,7 +117,7 @@ with cd.connect() as session, session.join(timeout=20) as group:
 
 def test_where_the_ranks_of_a_killed_worker_stood_is_known_from_its_heartbeats(make_cluster: Any) -> None:
     cluster = make_cluster(2, options=("--heartbeat", "0.2"))
-    clients = [cluster.client(rank, 2, "train", CLIENT) for rank in range(2)]
+    clients = [cluster.fresh_client(rank, 2, "train", CLIENT) for rank in range(2)]
     try:
         for client in clients:
             assert client.stdout and client.stdout.readline() == "ready\n"
