@@ -88,6 +88,36 @@ def test_after_a_call_that_differs_training_goes_on(cluster: Any, tmp_path: Path
         assert lines[-1] == "the next step went well"
 
 
+@pytest.mark.parametrize(
+    "look",
+    ["work.is_completed()", "work.is_success()", "work.exception()", "dist.irecv(torch.empty(1))"],
+    ids=["completed", "success", "exception", "other-receive"],
+)
+def test_looking_at_a_failed_work_leaves_the_ranks_in_step(two_workers: Any, tmp_path: Path, look: str) -> None:
+    """What rank 0 starts after it has looked is paired with what rank 1 starts without looking."""
+    program = f"""
+init()
+posted = dist.irecv(torch.empty(1)) if rank == 0 else None  # from anybody
+work = dist.all_reduce(torch.ones(3 if rank else 4), async_op=True)
+if rank == 0:
+    time.sleep(1)
+    looked = {look}
+for one in (work, dist.all_reduce(torch.ones(2), async_op=True)):
+    try:
+        one.wait()
+        print("no error")
+    except dist.DistBackendError:
+        pass
+for value in (100.0, 1000.0):
+    mine = torch.full((2,), value)
+    dist.all_reduce(mine)
+    print(mine.tolist())
+"""
+    for ended in run_ranks(two_workers, tmp_path / "store", 2, program):
+        assert ended.status == 0, ended.errors
+        assert ended.output.split("\n") == ["[200.0, 200.0]", "[2000.0, 2000.0]", ""]
+
+
 def test_a_rank_without_resources_ends_no_process(two_workers: Any, tmp_path: Path) -> None:
     """A value that needs memory anew, in a process that can have none."""
     program = f"""

@@ -239,7 +239,7 @@ class Operations(Membership):
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> AnyWork:
         work = self.recv(tensors, None, tag)
-        self._from_any = [one for one in self._from_any if not one.is_completed()]
+        self._from_any = [one for one in self._from_any if not one.has_ended()]
         if isinstance(work, PendingWork):
             self._from_any.append(work)
         return work

@@ -118,16 +118,40 @@ class PendingWork(dist._Work):  # type: ignore[misc]
         with self._lock:
             if not self._finished:
                 if self._finish is not None:
-                    self._finish(results)
+                    self._put_in_place(self._finish, results)
                 self._finished = True
         return True
 
+    def _put_in_place(self, finish: Finish, results: list[Any]) -> None:
+        try:
+            finish(results)
+        except Exception as error:  # of this rank alone
+            self._error = error
+            raise
+
     def is_completed(self) -> bool:
-        if not all(work.done() for work in self._works):
+        """Whether it has ended; only looks where it has failed.
+
+        A group that goes on after an error does so once the caller has been given it. That must be at one point of the
+        program, the same on all ranks: where it waits, and not where one of them happens to ask.
+        """
+        if not self.has_ended():
             return False
-        with contextlib.suppress(Exception):
-            self.wait()
+        if self._error is None and not self._finished:
+            failure = self._peek_failure()
+            if failure is not None:
+                self._error = translate(failure)
+            else:
+                with contextlib.suppress(Exception):
+                    self.wait()
         return True
+
+    def has_ended(self) -> bool:
+        """The same, of a work of whose result nothing is to be known yet."""
+        return all(work.done() for work in self._works)
+
+    def _peek_failure(self) -> CollectiveError | None:
+        return next(filter(None, (peek_failure(work) for work in self._works)), None)
 
     def is_success(self) -> bool:
         return self.is_completed() and self._error is None
@@ -177,7 +201,7 @@ class PendingWork(dist._Work):  # type: ignore[misc]
             self._left -= 1
             if self._left:
                 return
-        failure = next(filter(None, (peek_failure(work) for work in self._works)), None)
+        failure = self._peek_failure()
         if failure is None:
             self._settle()
         else:

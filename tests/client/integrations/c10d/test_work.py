@@ -85,6 +85,35 @@ def test_a_group_goes_on_once_the_caller_has_the_error_and_not_when_callbacks_he
     assert setting.group.generation == 101
 
 
+def test_asking_how_a_work_stands_takes_no_group_on(make: Any) -> None:
+    """It happens at another point of the program on each rank: only a wait is at the same one."""
+    setting = make()
+    verdict = setting.far.verdict(Code.INVALID_ARGUMENT, "rank 1 differs", 0, successor=101)
+    setting.far.answer = lambda ring: [setting.far.failed(ring.instance, verdict)]
+    before = setting.group.generation
+    work = start(setting)
+    while not work.is_completed():
+        pass
+    assert not work.is_success() and isinstance(work.exception(), torch.distributed.DistBackendError)
+    assert isinstance(work.exception().__cause__, cd.errors.InvalidArgumentError)
+    assert setting.group.generation == before
+    with pytest.raises(torch.distributed.DistBackendError, match="rank 1 differs"):
+        work.wait()
+    assert setting.group.generation == 101
+
+
+def test_a_result_that_cannot_be_put_in_place_is_an_error_of_its_work(make: Any) -> None:
+    def finish(_: object) -> None:
+        raise RuntimeError("it does not fit")
+
+    work = start(make(), finish)
+    while not work.is_completed():
+        pass
+    assert not work.is_success() and str(work.exception()) == "it does not fit"
+    with pytest.raises(RuntimeError, match="it does not fit"):
+        work.wait()
+
+
 def test_an_operation_that_could_not_start_is_raised_where_it_is_waited_for() -> None:
     """DDP's reducer must come to the end of the backward pass, or the next one finds it in the middle of this one."""
     error = torch.distributed.DistBackendError("rank 1 is lost")
