@@ -184,6 +184,7 @@ def repeats(
     numbers: Iterator[int],
     /,
 ) -> Repeats: ...
+def knows_layout(array_type: type, /) -> bool: ...
 
 @final
 class Repeats:

@@ -11,6 +11,7 @@ from itertools import count
 from types import CodeType, FrameType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from tests.native.ranks import Array, as_threads, finish, make_plan
@@ -131,6 +132,7 @@ def test_arrays_are_taken_as_they_are_or_nothing_is_done() -> None:
             (base[:4], base[1:5]),
             (base[:4], base[2:6]),
             (np.ones(8, np.float32)[::2], np.zeros(4, np.float32)),
+            (np.broadcast_to(base[:1], (4,)), np.zeros(4, np.float32)),
             (base[:4], np.zeros(8, np.float32)[::2]),
             (base[:4], np.zeros(4, np.int32)),
             (base[:4], np.zeros((2, 2), np.float32)),
@@ -151,6 +153,24 @@ def test_arrays_are_taken_as_they_are_or_nothing_is_done() -> None:
         return ours.made == [(4,)] and ours.standing.waiting == (-1 if ours.handed_over == 3 else 0)
 
     assert as_threads(2, body) == [True, True]
+
+
+def test_arrays_of_this_numpy_are_read_without_the_buffer_protocol() -> None:
+    assert core.knows_layout(np.ndarray)
+    assert not any(core.knows_layout(other) for other in (list, bytearray, memoryview, np.float32, Strange))
+
+
+def test_arrays_whose_items_have_no_format_are_taken_too() -> None:
+    halves = np.dtype(ml_dtypes.bfloat16)
+
+    def body(engine: core.Engine, rank: int) -> Any:
+        ours, value, out = Ours(engine), np.full(4, rank + 1, halves), np.zeros(4, halves)
+        phase = int(DType.BFLOAT16), (4,), (4,), (4,)
+        ours.add(value, make_plan(engine, core.ALL_REDUCE, (phase,), reduce_op=1), (halves, (4,)))
+        assert ours.take(value, out) is out
+        return out.astype(np.float32).tolist()
+
+    assert as_threads(2, body) == [[3.0] * 4] * 2
 
 
 def test_a_call_is_found_by_operation_type_shape_and_line() -> None:

@@ -24,8 +24,9 @@ static int take_value(struct run *run) {
     Py_buffer *view = &h->views[h->taken];
     if (run->view->obj) *view = *run->view, run->view->obj = NULL;
     else if (PyObject_GetBuffer(run->value, view, PyBUF_ND)) return PyErr_Clear(), 0;
-    h->starts[h->taken] = view->buf, h->lengths[h->taken++] = (u64)view->len;
-    return run->again->bytes == ~(u64)0 || (u64)view->len == run->again->bytes;
+    u64 bytes = view_bytes(view, run->again->item);
+    h->starts[h->taken] = view->buf, h->lengths[h->taken++] = bytes;
+    return run->again->bytes == ~(u64)0 || bytes == run->again->bytes;
 }
 
 /* Whether a result could go to `out`, whatever it is. */
@@ -33,13 +34,13 @@ static int is_writable(const struct run *run) {
     Py_buffer view;
     if (run->out == Py_None) return 1;
     if ((PyObject *)run->out->ob_type != run->repeats->array_type) return 0;
-    if (PyObject_GetBuffer(run->out, &view, PyBUF_WRITABLE)) return PyErr_Clear(), 0;
+    if (take_buffer(run->repeats->knows_arrays, run->out, &view, 1)) return PyErr_Clear(), 0;
     PyBuffer_Release(&view);
     return 1;
 }
 
-static int has_dtype(PyObject *array, PyObject *dtype) {
-    PyObject *own = dtype_of(array);
+static int has_dtype(const Repeats *r, PyObject *array, PyObject *dtype) {
+    PyObject *own = dtype_of(r, array);
     return own && (own == dtype || PyObject_RichCompareBool(own, dtype, Py_EQ) == 1);
 }
 
@@ -52,12 +53,13 @@ static int take_result(struct run *run, const struct form *form) {
         run->into = PyObject_CallFunctionObjArgs(run->repeats->make_array, form->shape_tuple, form->dtype, NULL);
         if (!run->into) return -1;
     } else {
-        if ((PyObject *)run->out->ob_type != run->repeats->array_type || !has_dtype(run->out, form->dtype)) return PyErr_Clear(), 0;
+        if ((PyObject *)run->out->ob_type != run->repeats->array_type || !has_dtype(run->repeats, run->out, form->dtype)) return PyErr_Clear(), 0;
         Py_IncRef(run->into = run->out);
     }
-    if (PyObject_GetBuffer(run->into, view, PyBUF_ND | PyBUF_WRITABLE)) return PyErr_Clear(), 0;
-    h->starts[h->taken] = view->buf, h->lengths[h->taken++] = (u64)view->len;
-    return !read_shape(&shape, view) && same_shape(&shape, &form->shape) && (u64)view->len == form->bytes;
+    if (take_buffer(run->repeats->knows_arrays, run->into, view, 1)) return PyErr_Clear(), 0;
+    u64 bytes = view->len == UNKNOWN_LENGTH ? form->bytes : (u64)view->len; /* dtypes are equal, and shapes have to be */
+    h->starts[h->taken] = view->buf, h->lengths[h->taken++] = bytes;
+    return !read_shape(&shape, view) && same_shape(&shape, &form->shape) && bytes == form->bytes;
 }
 
 static void drop_result(struct run *run) {

@@ -39,10 +39,17 @@ static int read_tuple(struct shape *shape, PyObject *tuple) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
-PyObject *dtype_of(PyObject *array) {
+PyObject *dtype_of(const Repeats *r, PyObject *array) {
+    if (r->knows_arrays && (PyObject *)array->ob_type == r->array_type) return read_dtype(array);
     PyObject *dtype = PyObject_GetAttr(array, names.dtype);
     if (dtype) Py_DecRef(dtype);
     return dtype;
+}
+
+u64 view_bytes(const Py_buffer *view, u64 item) {
+    if (view->len != UNKNOWN_LENGTH) return (u64)view->len;
+    for (int i = 0; i < view->ndim; i++) item *= (u64)view->shape[i];
+    return item;
 }
 
 /* 0, or -1: it has no such shape and dtype; an error may be set. */
@@ -51,14 +58,14 @@ static int read_value(const Repeats *r, struct key *key, PyObject *value, Py_buf
     key->kind = value == Py_None || value == r->any_value ? value : (PyObject *)value->ob_type;
     if (key->kind == value) return 0;
     if (key->kind == r->array_type) {
-        if (PyObject_GetBuffer(value, view, PyBUF_ND) || read_shape(&key->shape, view)) return -1;
+        if (take_buffer(r->knows_arrays, value, view, 0) || read_shape(&key->shape, view)) return -1;
     } else {
         PyObject *shape = PyObject_GetAttr(value, names.shape);
         int failed = !shape || read_tuple(&key->shape, shape);
         if (shape) Py_DecRef(shape);
         if (failed) return -1;
     }
-    return (key->dtype = dtype_of(value)) ? 0 : -1;
+    return (key->dtype = dtype_of(r, value)) ? 0 : -1;
 }
 
 /* Where a function of ours stands, or would stand. */
@@ -279,6 +286,15 @@ static int add_own_codes(Repeats *r, PyObject *codes) {
     return PyErr_Occurred() ? -1 : 1;
 }
 
+/* Bytes of an element of an array of NumPy's; 0: it is none, or an error is set. */
+static u64 item_bytes(const Repeats *r, PyObject *value) {
+    Py_buffer view;
+    if ((PyObject *)value->ob_type != r->array_type || PyObject_GetBuffer(value, &view, PyBUF_ND)) return 0;
+    u64 bytes = (u64)view.itemsize;
+    PyBuffer_Release(&view);
+    return bytes;
+}
+
 /* add(operation, value, frame, own_codes, terms, form) */
 static PyObject *repeats_add(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Repeats *r = (Repeats *)self;
@@ -292,7 +308,8 @@ static PyObject *repeats_add(PyObject *self, PyObject *const *args, Py_ssize_t c
     if (view.obj) PyBuffer_Release(&view);
     if (found <= 0) return found < 0 ? NULL : none();
     struct repeat *made = make_repeat(args[4], &key);
-    struct form *form = made ? make_form(made->engine, args[5]) : NULL;
+    if (made) made->item = item_bytes(r, args[1]);
+    struct form *form = made && !PyErr_Occurred() ? make_form(made->engine, args[5]) : NULL;
     if (form) put(r, made, form);
     else if (made) release_repeat(made);
     return form ? none() : NULL;
@@ -323,6 +340,7 @@ static PyObject *make_repeats(PyObject *module, PyObject *const *args, Py_ssize_
     Repeats *r = (Repeats *)PyType_GenericAlloc(repeats_type, 0);
     if (!r) return NULL;
     r->array_type = keep(args[0]), r->make_array = keep(args[1]), r->any_value = keep(args[2]);
+    r->knows_arrays = knows_layout(args[0]);
     r->absent = keep(args[3]), r->standing = keep(args[4]), r->numbers = keep(args[5]);
     return (PyObject *)r;
 }
@@ -337,4 +355,13 @@ static PyType_Slot type_slots[] = {
     {Py_tp_dealloc, (void *)repeats_dealloc}, {Py_tp_methods, methods}, {Py_tp_doc, "Calls that may be run again."}, {0, NULL}};
 PyType_Spec repeats_spec = {"collectived_native._core.Repeats", sizeof(Repeats), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, type_slots};
 
-PyMethodDef repeats_functions[] = {FAST_METHOD("repeats", make_repeats, "What is remembered of one rank's calls."), {NULL, NULL, 0, NULL}};
+static PyObject *is_layout_known(PyObject *module, PyObject *array_type) {
+    (void)module;
+    return PyBool_FromLong(knows_layout(array_type));
+}
+
+PyMethodDef repeats_functions[] = {
+    FAST_METHOD("repeats", make_repeats, "What is remembered of one rank's calls."),
+    {"knows_layout", is_layout_known, METH_O, "Whether arrays of this type are read without the buffer protocol."},
+    {NULL, NULL, 0, NULL},
+};

@@ -7,6 +7,7 @@
 #ifndef COLLECTIVED_REPEATS_H
 #define COLLECTIVED_REPEATS_H
 
+#include "arrays.h"
 #include "objects.h"
 
 enum { NAMES = 7 };
@@ -46,7 +47,7 @@ struct repeat {
     PyObject *call, *see, *restore; /* Python's; the latter two are NULL for NumPy's arrays */
     Engine *engine;
     PyObject *generation;
-    u64 nanoseconds, bytes; /* bytes: of the value */
+    u64 nanoseconds, bytes, item; /* bytes: of the value; item: of an element of it, where it is an array of NumPy's */
     enum kind kind;
     int peer, is_open, count; /* count: of forms */
     u32 tag;
@@ -60,6 +61,7 @@ typedef struct {
     PyObject *kinds[MOST_KINDS];             /* of values: no attribute of others is looked up */
     PyCodeObject *own_codes[OWN_CODES];      /* functions of ours between a collective and its caller, by address */
     int kinds_known, own_codes_known, count;
+    int knows_arrays; /* whether the layout of arrays is known */
     struct repeat *buckets[BUCKETS];
 } Repeats;
 
@@ -72,7 +74,9 @@ int same_shape(const struct shape *a, const struct shape *b);
 /* The shape of a buffer; 0, or -1: it has too many axes. */
 int read_shape(struct shape *shape, const Py_buffer *view);
 /* The attribute `dtype`, borrowed: the object keeps it alive. NULL with an error set. */
-PyObject *dtype_of(PyObject *array);
+PyObject *dtype_of(const Repeats *r, PyObject *array);
+/* Bytes of a view, whose elements have `item` bytes each. */
+u64 view_bytes(const Py_buffer *view, u64 item);
 
 /* repeat_run.c: (operation, value, out, frame) */
 PyObject *repeats_run(PyObject *self, PyObject *const *args, Py_ssize_t count);

@@ -123,6 +123,7 @@ STABLE PyObject _Py_NoneStruct;
 
 STABLE PyObject *PyType_FromSpec(PyType_Spec *);
 STABLE PyObject *PyType_GenericAlloc(PyTypeObject *, Py_ssize_t);
+STABLE void *PyType_GetSlot(PyTypeObject *, int);
 STABLE void PyObject_Free(void *);
 
 /* Numbers, text, bytes, sequences */
