@@ -49,6 +49,7 @@ from collectived_proto.types import AllReduce, AxisOperation, Member, Operation,
 _STAGING_TIMEOUT = 30.0  # seconds in which a worker makes room for a value
 
 
+_TOLD = (CollectiveError, TypeError, ValueError)  # a verdict, or why the caller's `out` cannot take the result
 _REFUSALS = (  # say that nothing was submitted, so that this rank is where it was; NotFoundError does not
     TypeError,
     ValueError,
@@ -284,6 +285,7 @@ class Group(Collectives):
         if self._unusable_reason:
             raise FailedPreconditionError(self._unusable_reason)
         frame = None
+        told: tuple[type[Exception], ...] = ()  # of the end: after these this rank is where the others are
         if not (async_op or options or hints or special):
             try:
                 frame = sys._getframe(2)
@@ -291,13 +293,17 @@ class Group(Collectives):
                 frame = None
             try:
                 result = self._channel.repeat(operation, value, out, frame)
+                if type(result) is tuple and frame is not None:
+                    call = self._channel.resume(result, operation, value, out, frame)
+                    told = _TOLD
+                    return self._channel.take_result(call, call.prepared.site)
+                if result is not NOT_REPEATED:
+                    return result
+            except told:
+                raise
             except BaseException as error:
                 self._channel.abort_by_error(error)
                 raise
-            if type(result) is tuple and frame is not None:
-                return self._channel.resume(result, operation, value, out, frame)
-            if result is not NOT_REPEATED:
-                return result
         line = call_site.name_frame(call_site.find_caller(2))
         merged = self._options(options, hints)
         deadline = Deadline.after(merged.timeout_seconds) if merged.timeout_seconds else None
@@ -310,17 +316,17 @@ class Group(Collectives):
                 return self._raise_if_not_started(work or Work(calls, route, self._unobserved_errors), calls[0])
             for call in calls:
                 route.wait(call)
+            if work is None and frame is not None and calls[0].verdict is None and is_single(value):
+                route.remember(calls[0], operation, value, frame)
+            told = _TOLD
+            return route.take_result(calls[0], line) if work is None else work.result()
+        except told:
+            raise
         except BaseException as error:
             failure = self._on_start_failed(error, terms, calls)
             if failure is None:
                 raise
             raise failure from (None if isinstance(error, CollectiveError) else error)  # which it says, or knows better
-        if work is not None:
-            return work.result()
-        call = calls[0]
-        if frame is not None and call.verdict is None and is_single(value):
-            route.remember(call, operation, value, frame)
-        return route.take_result(call, line)
 
     def _submit_value(self, terms: _CallTerms, value: Any, out: Any, calls: list[Call]) -> Work[Any] | None:
         """Takes a value apart and submits it; a work where it takes several calls. All of them are put into `calls`."""

@@ -48,7 +48,7 @@ class Call:
         is_staged: whether inputs that do not lie in worker memory are copied there before it is submitted.
         is_async: whether the caller goes on before the call has ended.
         is_lent: whether it leaves its arrays alone until then all the same, so that they are read where they lie.
-        has_awaiter: whether a coroutine waits for it.
+        has_awaiter: whether a coroutine waits for it. waiter: the thread that waits for it, 0: none.
         error_sink: who is told of its error, where its `Work` was dropped while it was in flight.
         output: where on a GPU the worker is to write the result; None: in a result slot.
         has_input_event: whether the worker has to wait for an event before it reads the value; see
@@ -69,7 +69,7 @@ class Call:
         "_backing", "_leaves", "_input_addresses", "_patience", "_renewals", "arrays", "has_awaiter", "callbacks",
         "complete", "is_async", "is_lent", "copy_seconds", "cutoff", "generation", "instance", "launched", "out",
         "completed_packs", "own_value", "prepared", "probe", "retired", "result_buffer", "source", "spec", "staging",
-        "error_sink", "timeout", "verdict", "waiting",
+        "error_sink", "timeout", "verdict", "waiter", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +94,7 @@ class Call:
         self.launched: messages.Launched | None = None
         self.verdict: Verdict | None = None
         self.source: int | None = None
+        self.waiter = 0
         self.waiting = 0  # how many waited to join the group when it ended
         self.result_buffer: Any = None  # a `buffers.ResultBuffer`
         self.callbacks: list[Callable[[], object]] | None = None

@@ -127,8 +127,8 @@ class RankChannel(ABC):
                 raise DeadlineExceededError("as many calls as a rank may have were in flight until then")
             self._wait_for_room(call.prepared.is_p2p, math.inf if deadline is None else deadline.at)
 
-    def resume(self, unfinished: Any, operation: Operation, value: Any, out: Any, frame: FrameType) -> Any:
-        """Wait for what `repeat` has begun; the result."""
+    def resume(self, unfinished: Any, operation: Operation, value: Any, out: Any, frame: FrameType) -> Call:
+        """Wait for what `repeat` has begun; the call, which has ended."""
         raise NotImplementedError("nothing is begun here")
 
     def remember(self, call: Call, operation: Operation, value: Any, frame: FrameType) -> None:
@@ -196,7 +196,11 @@ class RankChannel(ABC):
 
         Ctrl-C ends the generation for all ranks.
         """
-        self._wait(call, packs, until, self._cancel_call)
+        outer, call.waiter = call.waiter, threading.get_ident()
+        try:
+            self._wait(call, packs, until, self._cancel_call)
+        finally:
+            call.waiter = outer
 
     @abstractmethod
     def wait_on_stream(self, call: Call) -> bool:
@@ -349,7 +353,8 @@ class RankChannel(ABC):
         """Waits for what is in flight and says goodbye; returns a verdict that the caller has not seen."""
         try:
             for call in list(self._calls.values()):
-                self._wait_until_done(call)
+                if call.waiter != threading.get_ident():  # else this is a signal's handler, and it goes on after that
+                    self._wait_until_done(call)
             self._hear_last_verdict()
             return self.rank_state.unreported_verdict
         finally:

@@ -49,6 +49,7 @@ class RayJob:
         self.size = len(ranks)
         self._name = name
         self._ranks = tuple(ranks)
+        self._waits_still = False  # whether a rank may do so in a run that has failed
         self._groups = (f"{name}-{number}" for number in itertools.count())
 
     def run(self, body: Callable[..., Any], *args: Any, timeout: float | None = None) -> list[Any]:
@@ -64,14 +65,22 @@ class RayJob:
 
         Raises:
             Exception: what `body` raised on the first rank to fail, as Ray raises it: it is a RayTaskError and also of
-                the exception's own class. An actor that has died raises a RayActorError of Ray.
+                the exception's own class. An actor that has died raises a RayActorError of Ray; other ranks, which may
+                wait for it without end, are waited for no longer than 15 s.
+            RuntimeError: a rank still waits in an earlier run that has failed.
         """
+        if self._waits_still:
+            raise RuntimeError("a rank still waits in an earlier run, which has failed: start another job")
         group = next(self._groups)
         calls = [rank.run.remote(body, args, group, timeout) for rank in self._ranks]
         pending = list(calls)
         failed: list[BaseException] = []
         while pending:  # one by one as they end: errors of others follow from the first one
-            ended, pending = ray.wait(pending)
+            is_one_dead = any(isinstance(error, ray.exceptions.RayActorError) for error in failed)
+            ended, pending = ray.wait(pending, timeout=_END_TIMEOUT if is_one_dead else None)
+            if not ended:  # they wait for it
+                self._waits_still = True
+                break
             try:
                 ray.get(ended[0])
             except Exception as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from collectived.errors import CollectiveError
 from collectived.mpi.constants import ANY_SOURCE, ANY_TAG, BYTE, UNDEFINED
 from collectived.work import Work
 
@@ -66,14 +67,18 @@ class Request:
         Raises:
             CollectiveError: the call failed. ValueError: what was received does not fit its buffer.
         """
-        work, self._work = self._work, None
+        work = self._work
         if work is not None and not self._status.cancelled:
-            result = work.result()
-            if work.source is not None:
-                self._status.source = work.source
-            if self._finish is not None:
-                self._finish(result, self._status)
-                self._finish = None
+            try:
+                result = work.result()
+                if work.source is not None:
+                    self._status.source = work.source
+                if self._finish is not None:
+                    self._finish(result, self._status)
+            except (CollectiveError, ValueError):
+                self._work = self._finish = None
+                raise
+        self._work = self._finish = None  # not before: a signal's handler may raise amid it
         if status is not None:
             vars(status).update(vars(self._status))
         return True

@@ -154,19 +154,15 @@ class SegmentChannel(Doorbell):
         if call.is_async and program.may_describe:
             self._describer.start()
 
-    def resume(self, unfinished: Unfinished, operation: Operation, value: Any, out: Any, frame: FrameType) -> Any:
+    def resume(self, unfinished: Unfinished, operation: Operation, value: Any, out: Any, frame: FrameType) -> Call:
         repeat, form, seen, result, job = unfinished
-        try:
-            call = repeat.make_call(form, seen, result, out)
-            begun = call.form
-            self._adopt(call, job, repeat.program.engine)
-        except BaseException as error:
-            self.abort_by_error(error)
-            raise
+        call = repeat.make_call(form, seen, result, out)
+        begun = call.form
+        self._adopt(call, job, repeat.program.engine)
         self.wait(call)
         if call.verdict is None and call.form is not begun:  # something else has come than before
             self._repeats.add(call, operation, value, frame)
-        return self.take_result(call, call.prepared.site)
+        return call
 
     def remember(self, call: Call, operation: Operation, value: Any, frame: FrameType) -> None:
         self._repeats.add(call, operation, value, frame)
@@ -322,6 +318,10 @@ class SegmentChannel(Doorbell):
             self._describe(call, job)
         elif isinstance(call, LetterCall) and (code := call.find_withdrawal(state)) is not None:
             self._on_withdrawn(call, code)
+            self.callbacks.dispatch()
+        elif state == core.DETACHED:  # by another thread, which leaves the group or closes the session
+            with self.mutex:
+                self._end_call(call, self.rank_state.on_group_left())
             self.callbacks.dispatch()
         elif state > 0:
             self._fail(call, state)

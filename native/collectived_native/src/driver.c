@@ -37,6 +37,12 @@ void engine_submit(struct engine *e, struct job *job) {
     job->knock_at = job->began + KNOCK_AFTER;
     pthread_mutex_lock(&e->lock);
     job->next = NULL;
+    if (atomic_load(&e->closing)) { /* whoever closes it may have ended all that there was */
+        job->stage = DONE;
+        atomic_store(&job->state, DETACHED);
+        pthread_mutex_unlock(&e->lock);
+        return;
+    }
     if (job->kind == COLLECTIVE) {
         job->instance = e->next_instance++;
         if (e->last) e->last->next = job;
@@ -114,8 +120,14 @@ struct job *engine_collect_finished(struct engine *e) {
 }
 
 void engine_resume(struct engine *e, struct job *job) {
-    job->described = 1;
-    atomic_store(&job->state, PENDING);
+    pthread_mutex_lock(&e->lock);
+    int goes_on = atomic_load(&job->state) == DESCRIBE; /* else the engine was closed meanwhile, and may be unmapped */
+    if (goes_on) {
+        job->described = 1;
+        atomic_store(&job->state, PENDING);
+    }
+    pthread_mutex_unlock(&e->lock);
+    if (!goes_on) return;
     tell(e);
     wake_own_threads(e);
 }
@@ -250,6 +262,14 @@ static u64 find_knock(struct engine *e, const struct job *job, const struct wait
     return job->knock_at < looked ? job->knock_at : looked;
 }
 
+/* Lets the caller look at signals. A handler may close the engine, which waits for all who are inside. */
+static int look_at_signals(struct engine *e, struct waiting *how) {
+    atomic_fetch_sub(&e->inside, 1);
+    how->raised = how->interrupted(how->argument) != 0;
+    atomic_fetch_add(&e->inside, 1);
+    return how->raised || atomic_load(&e->closing);
+}
+
 /* Until when the caller need not look up; 0: now it has to return `result`. */
 static u64 next_duty(struct engine *e, struct job *job, struct waiting *how, int *result) {
     u64 t = engine_now(e), until = t + SLEEP_MOST;
@@ -258,9 +278,9 @@ static u64 next_duty(struct engine *e, struct job *job, struct waiting *how, int
     *result = PENDING;
     if (how->interrupted && (knocks || over || t - how->looked >= SLEEP_MOST) && !(job && is_decided(e, job))) {
         how->looked = t;
-        if (how->interrupted(how->argument)) {
+        if (look_at_signals(e, how)) {
+            if (atomic_load(&e->closing)) return *result = state_of(e, job), 0; /* the segment may be unmapped */
             if (job) end_now(e->segment, INTERRUPTED, e->seat);
-            how->raised = 1;
             return *result = INTERRUPTED, 0;
         }
     }

@@ -119,7 +119,7 @@ struct total *find_total(const struct engine *e, u64 description, int operation)
 u64 count(const struct engine *e, const struct job *job, struct total *total, u64 bytes);
 
 struct engine *engine_open(struct segment *segment, int seat);
-/* Ends the thread; jobs that are not done end with DETACHED. The segment stays mapped. */
+/* Ends the thread; jobs that are not done, or are submitted later, end with DETACHED. The segment stays mapped. */
 void engine_close(struct engine *e);
 u64 engine_now(const struct engine *e);
 /* Says whether the worker operates this seat, which then sleeps on its eventfd. */

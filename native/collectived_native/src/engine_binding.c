@@ -186,14 +186,20 @@ static PyObject *engine_verdict(PyObject *self, PyObject *unused) {
     return e ? describe_verdict(e->segment) : NULL;
 }
 
+/* What a detached engine still says: of its own process, though. */
+static Engine *own_engine(PyObject *self) {
+    Engine *e = (Engine *)self;
+    return e->segment || !segment_is_ours(e->epoch) ? usable_engine(self) : e;
+}
+
 static PyObject *engine_waiting(PyObject *self, PyObject *unused) {
-    Engine *e = usable_engine(self);
+    Engine *e = own_engine(self);
     (void)unused;
     return e ? PyLong_FromLong(atomic_load(&e->engine->waiting)) : NULL;
 }
 
 static PyObject *engine_next_instance(PyObject *self, PyObject *unused) {
-    Engine *e = usable_engine(self);
+    Engine *e = own_engine(self);
     (void)unused;
     return e ? PyLong_FromUnsignedLongLong(e->engine->next_instance) : NULL;
 }

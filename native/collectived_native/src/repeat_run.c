@@ -69,6 +69,11 @@ static void drop_result(struct run *run) {
 
 /* ---- Beginning ---- */
 
+/* Whether the segment is there. Another thread may have left it whenever Python ran: it makes arrays and sees tensors. */
+static int is_attached(const Engine *e) {
+    return e->segment != NULL;
+}
+
 /* 1, or 0: it cannot take the arrays, or -1 with an error set. */
 static int prepare_collective(struct run *run, Engine *e) {
     const struct repeat *again = run->again;
@@ -88,7 +93,7 @@ static int prepare_letter(struct run *run, Engine *e) {
     const struct repeat *again = run->again;
     struct held *h = run->held;
     int found = again->kind == SEND ? take_value(run) : take_result(run, run->form);
-    if (found <= 0) return found;
+    if (found <= 0 || !is_attached(e)) return found < 0 ? found : 0;
     address_letter(h, again->kind, again->peer, again->tag, 1);
     if (take_blob(h, run->form->blob, LETTER_BLOB)) return -1;
     if (again->kind == SEND) return 1;
@@ -138,6 +143,7 @@ static int describe(struct run *run, Engine *e) {
         PyErr_Clear(); /* the long way says why */
         return 0;
     }
+    if (!is_attached(e)) return 0;
     if (h->job.kind == COLLECTIVE) {
         Py_IncRef(form->plan), Py_DecRef(h->plan);
         h->plan = form->plan, h->job.plan = ((Plan *)form->plan)->plan;
@@ -185,15 +191,17 @@ static enum outcome carry(struct run *run, PyObject **result) {
     Engine *e = run->again->engine;
     int raised, is_collective = run->again->kind == COLLECTIVE;
     if (e->in_flight) reap(e);
+    if (!is_attached(e)) return REFUSED;
     if (!(run->held = take_room(e, 2))) return FAILED_WITH_ERROR;
     int found = is_collective ? prepare_collective(run, e) : prepare_letter(run, e);
-    if (found <= 0) {
+    if (found <= 0 || !is_attached(e)) {
         give_back(e, run->held);
         return found < 0 ? FAILED_WITH_ERROR : REFUSED;
     }
     engine_submit(e->engine, &run->held->job);
     do found = see_through(e, run->held, bytes_moved(run->held), &raised);
-    while (found == DESCRIBE && !raised && describe(run, e));
+    while (found == DESCRIBE && !raised && is_attached(e) && describe(run, e));
+    if (!is_attached(e)) found = atomic_load(&run->held->job.state);
     PyObject *job = settle(e, run->held, found, raised);
     if (!job) return FAILED_WITH_ERROR;
     if (job != Py_None) return (*result = pack_unfinished(run, job)) ? UNFINISHED : FAILED_WITH_ERROR;

@@ -301,6 +301,9 @@ static PyObject *repeats_add(PyObject *self, PyObject *const *args, Py_ssize_t c
     struct key key;
     Py_buffer view = {0};
     if (has_arguments(count, 6, "(operation, value, frame, own_codes, terms, form)")) return NULL;
+    PyObject *result_shape = PyTuple_GetItem(args[5], 4);
+    if (!result_shape) return NULL;
+    if (PyTuple_Size(result_shape) > MOST_AXES) return none();
     int is_array = args[1] != Py_None && args[1] != r->any_value;
     if (is_array && !add_kind(r, (PyObject *)args[1]->ob_type)) return none();
     int found = add_own_codes(r, args[3]);

@@ -244,3 +244,19 @@ def test_a_thread_that_does_nothing_but_collectives_gets_its_results(one_worker:
         return found
 
     assert one_worker.run(2, body) == [[[2.0, 2.0], [4.0, 4.0], [6.0, 6.0]] * 2] * 2
+
+
+def test_values_of_more_axes_than_are_remembered_come_each_time(cluster: Any) -> None:
+    shapes = [(1,) * axes for axes in (15, 16, 17, 32)]
+
+    def body(group: cd.Group) -> Any:
+        found = []
+        for _ in range(3):
+            for shape in shapes:
+                spread = group.broadcast(np.ones(shape) if group.rank == 0 else None)
+                if group.rank == 0:
+                    group.send(np.ones(shape), 1)
+                found.append((spread if group.rank == 0 else group.recv(0)).shape == spread.shape == shape)
+        return all(found)
+
+    assert cluster.run(2, body) == [True] * 2

@@ -25,6 +25,7 @@ class Scene(NamedTuple):
         is_first: whether it is the first that its session has ever submitted.
         earlier: how many times the same has been submitted before in this generation.
         late: for how many seconds rank 0 keeps it waiting.
+        is_async: whether the result is asked for by itself: who was not given it can ask for it again.
         beyond: the scene whose lines are left out here, for there they are reached sooner.
     """
 
@@ -32,6 +33,7 @@ class Scene(NamedTuple):
     is_first: bool = False
     earlier: int = 0
     late: float = 0.0
+    is_async: bool = False
     beyond: str = ""
 
 
@@ -122,8 +124,10 @@ SCENES = {
     "the first of a session": WITH_OPTIONS._replace(is_first=True, beyond=NEW),
     "that waits": WITH_OPTIONS._replace(late=LATE_SECONDS, beyond=NEW),
     REPEATED: Scene(lambda group, value: group.all_reduce("sum", value)[0], earlier=1),
-    "asynchronous": Scene(lambda group, value: group.all_reduce("sum", value, async_op=True).result()[0]),
+    "asynchronous": Scene(
+        lambda group, value: group.all_reduce("sum", value, async_op=True).result()[0], is_async=True
+    ),
 }
 SCENES["repeated, that waits"] = SCENES[REPEATED]._replace(late=LATE_SECONDS, beyond=REPEATED)
-SCENES |= {name: Scene(submit, beyond=NEW) for name, submit in OTHERS.items()}
+SCENES |= {name: Scene(submit, is_async=submit is receive_later, beyond=NEW) for name, submit in OTHERS.items()}
 SCENES |= {name + AGAIN: Scene(OTHERS[name], earlier=1, beyond=REPEATED) for name in REPEATABLE}

@@ -69,9 +69,11 @@ class Ranks:
                 try:
                     found.append(watch(lambda: step(1, scene.earlier), on_line))
                 except (OSError, MemoryError, Planted, KeyboardInterrupt):
-                    if find_position(self.groups[1]) == before:
-                        is_over.set()
-                        found.append(step(1, scene.earlier))  # it is where it was
+                    is_where_it_was = find_position(self.groups[1]) == before
+                    is_over.set()
+                    if is_where_it_was or not scene.is_async:
+                        found.append(step(1, scene.earlier))  # as whoever catches an error does
+                        assert is_where_it_was or isinstance(found[-1], cd.errors.CollectiveError), found
                 is_over.set()
             # With the sum, for which all wait, the same is known to all.
             return [*found, step(rank, scene.earlier + 1), step(rank, scene.earlier + 2, WITH_OPTIONS)]

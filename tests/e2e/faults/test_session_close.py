@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -204,3 +205,96 @@ def test_whoever_waits_for_its_part_hears_that_a_session_was_closed_amid_the_spl
         with pytest.raises(cd.errors.AbortedError):
             groups[2].barrier()
     assert "on leaving group" not in caplog.text
+
+
+FORMS = [np.ones(3, np.float32), np.ones((2, 2)), np.arange(5)]
+
+
+def exchange(group: cd.Group, step: int) -> None:
+    if group.rank == 0:
+        group.send(FORMS[step % 3], 1)
+    else:
+        group.recv(0)
+
+
+def spread(group: cd.Group, step: int) -> None:
+    group.broadcast(FORMS[step % 3] if group.rank == 0 else None)
+
+
+def add(group: cd.Group, step: int) -> None:
+    group.all_reduce("sum", FORMS[0])
+
+
+@pytest.mark.parametrize("closes", [0, 1])
+@pytest.mark.parametrize("use", [exchange, spread, add])
+def test_a_session_is_closed_amid_calls_that_come_again_from_their_line(
+    pair: Any, use: Callable[[cd.Group, int], None], closes: int
+) -> None:
+    """The core runs them, and may be about to look at what has come when its segment is unmapped."""
+
+    def call(group: cd.Group, going: threading.Event) -> BaseException:
+        try:
+            for step in itertools.count():
+                use(group, step)
+                if step == 20:  # all lines and forms have come before
+                    going.set()
+        except cd.errors.CollectiveError as error:
+            return error
+        raise AssertionError
+
+    for _ in range(5):
+        session, group, other = pair()
+        groups = (group, other) if closes == 0 else (other, group)
+        going = threading.Event()
+        with ThreadPoolExecutor(2) as pool:
+            calling = [pool.submit(call, one, going) for one in groups]
+            assert going.wait(20)
+            session.close()
+            mine, theirs = (calling[place].result(10) for place in (closes, 1 - closes))
+        assert isinstance(mine, (cd.errors.CancelledError, cd.errors.FailedPreconditionError)), mine
+        assert isinstance(theirs, (cd.errors.AbortedError, cd.errors.UnavailableError)), theirs
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["the first", "one that comes again"])
+@pytest.mark.parametrize("use", [exchange, spread, add])
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [("close", cd.errors.CancelledError), ("leave", cd.errors.FailedPreconditionError)],
+)
+def test_the_handler_of_a_signal_ends_the_call_that_it_interrupts(
+    one_worker: Any, pair: Any, use: Callable[[cd.Group, int], None], is_known: bool, end: str, told: type
+) -> None:
+    """It runs in the thread that waits, which therefore cannot be waited for."""
+    session, group, other = pair()
+    handled: list[bool] = []
+
+    def handle(number: int, frame: object) -> None:
+        session.close() if end == "close" else group.leave()
+        handled.append(True)
+
+    def wait(step: int) -> None:
+        if use is add:
+            add(group, step)
+        else:
+            group.recv(1) if use is exchange else group.broadcast(None, 1)
+
+    def answer(step: int) -> None:
+        if use is add:
+            add(other, step)
+        else:
+            other.send(FORMS[0], 0) if use is exchange else other.broadcast(FORMS[0], 1)
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            for step in range(3 if is_known else 0):
+                answered = pool.submit(answer, step)
+                wait(step)
+                answered.result(10)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)  # by then it waits
+        with pytest.raises(told):
+            wait(3)  # its lines are those of `wait` above
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert handled

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -203,3 +206,34 @@ def test_a_failed_call_ends_in_the_error_of_the_group(one_worker: Cluster) -> No
             comm.Bcast(np.zeros(1 + comm.rank))
 
     run(one_worker, body, 2)
+
+
+def test_a_request_amid_whose_wait_a_signals_handler_raises_is_not_taken_for_received(one_worker: Cluster) -> None:
+    class Woken(Exception):
+        pass
+
+    def wake(number: int, frame: object) -> None:
+        raise Woken
+
+    before = signal.signal(signal.SIGALRM, wake)
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        sessions = [stack.enter_context(cd.connect(one_worker.addresses[0])) for _ in range(2)]
+        joining = pool.submit(sessions[1].join, "woken", 2, rank=1, timeout=20)
+        here = mpi.Comm(sessions[0].join("woken", 2, rank=0, timeout=20))
+        there = mpi.Comm(joining.result(20))
+        taken = np.full(3, -1)
+        request = here.Irecv(taken, source=1)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(Woken):
+                request.Wait()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert request  # it is still to be waited for
+        with pytest.raises(cd.errors.AbortedError, match="interrupted on rank 0"):
+            request.Wait()
+        with pytest.raises(cd.errors.AbortedError):
+            there.Send(np.arange(3), dest=0)
+        assert not request
+        assert taken.tolist() == [-1] * 3

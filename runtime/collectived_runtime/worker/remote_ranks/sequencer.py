@@ -62,15 +62,11 @@ class Sequencer:
         """
         generation = generation or self.current_generation
         self._check_generation(generation)
-        if generation not in self._next:
-            raise FailedPreconditionError(
-                f"generation {generation} of group {self._name!r} is not known to this rank, which is in generation "
-                f"{self.current_generation}"
-            )
+        following = self._find_next(generation, post)
         if instance is None:
             yield None
             return
-        number, following = (generation, instance), self._next[generation][post]
+        number = generation, instance
         if instance < following or number in self._reserved:
             self._check_reachable(number)
             raise FailedPreconditionError(f"instance {instance} has been submitted already; the next is {following}")
@@ -89,7 +85,16 @@ class Sequencer:
     def next_number(self, generation: int, post: bool) -> InstanceKey:
         """What is rung next in a generation, 0 for the current one."""
         generation = generation or self.current_generation
-        return generation, self._next[generation][post]
+        return generation, self._find_next(generation, post)
+
+    def _find_next(self, generation: int, post: bool) -> int:
+        known = self._next.get(generation)
+        if known is None:
+            raise FailedPreconditionError(
+                f"generation {generation} of group {self._name!r} is not known to this rank, which is in generation "
+                f"{self.current_generation}"
+            )
+        return known[post]
 
     def is_to_come(self, number: InstanceKey) -> bool:
         """Whether a send or recv may have this number that has not had its turn."""
@@ -109,7 +114,7 @@ class Sequencer:
         while True:
             at = number[0] if number else generation or self.current_generation
             self._check_generation(at)
-            following = at, self._next[at][post]
+            following = at, self._find_next(at, post)
             if (number or following) == following and not self._is_blocked(at):
                 return following
             self._check_reachable(number or following)
@@ -125,7 +130,10 @@ class Sequencer:
     def add_generation(self, successor: int, first: int) -> None:
         """A generation that may be submitted to from here on, beginning with instance `first`."""
         if successor not in self._next:
+            current = self._next.pop(self.current_generation, None)
             store_latest(self._next, successor, [first, messages.P2P_BASE])
+            if current is not None:  # where this rank is, however many have begun since
+                self._next[self.current_generation] = current
 
     def wake_waiters(self, *numbers: InstanceKey) -> None:
         """Those that wait for their turn look again; without numbers, all of them."""
