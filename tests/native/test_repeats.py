@@ -198,7 +198,10 @@ def test_nothing_is_run_in_another_generation_or_after_a_verdict_or_once_the_seg
         assert ours.run(value) is ABSENT
         standing.generation = 7
         assert ours.run(value) is not ABSENT
+        plan = sum_plan(ours.engine)
         ours.engine.detach()
+        assert ours.run(value) is ABSENT
+        ours.add(value, plan, (np.float32, (4,)))  # by a thread that has had its result just before
         assert ours.run(value) is ABSENT
 
     as_one(body)

@@ -207,9 +207,10 @@ static struct form *make_form(const Engine *e, PyObject *terms) {
     return form;
 }
 
+enum { CALL, SEE, RESTORE, ENGINE, GENERATION, KIND, PEER, TAG, PLAN, IS_OPEN, BLOB, NANOSECONDS, TERMS };
+
 /* (call, see, restore, engine, generation, kind, peer, tag, plan, is_open, blob, timeout_ns); NULL with an error set */
 static struct repeat *make_repeat(PyObject *terms, const struct key *key) {
-    enum { CALL, SEE, RESTORE, ENGINE, GENERATION, KIND, PEER, TAG, PLAN, IS_OPEN, BLOB, NANOSECONDS, TERMS };
     PyObject *given[TERMS];
     for (int i = 0; i < TERMS; i++)
         if (!(given[i] = PyTuple_GetItem(terms, i))) return NULL;
@@ -301,9 +302,10 @@ static PyObject *repeats_add(PyObject *self, PyObject *const *args, Py_ssize_t c
     struct key key;
     Py_buffer view = {0};
     if (has_arguments(count, 6, "(operation, value, frame, own_codes, terms, form)")) return NULL;
-    PyObject *result_shape = PyTuple_GetItem(args[5], 4);
+    PyObject *engine = PyTuple_GetItem(args[4], ENGINE), *result_shape = engine ? PyTuple_GetItem(args[5], 4) : NULL;
     if (!result_shape) return NULL;
     if (PyTuple_Size(result_shape) > MOST_AXES) return none();
+    if (engine->ob_type == engine_type && !((Engine *)engine)->segment) return none(); /* the group has been left meanwhile */
     int is_array = args[1] != Py_None && args[1] != r->any_value;
     if (is_array && !add_kind(r, (PyObject *)args[1]->ob_type)) return none();
     int found = add_own_codes(r, args[3]);
