@@ -59,6 +59,14 @@ NOTIFYING: int  # a job that `collect` returns when it is done
 COLLECTIVE: int
 SEND: int
 RECEIVE: int
+# Moves of a route.
+MOVE_SEND: int
+MOVE_RECEIVE: int
+MOVE_KEEP: int  # receive, for a fold that waits for others
+MOVE_FOLD: int
+MOVE_FINISH: int
+MOST_ROUTES: int
+MOST_WIRES: int
 
 MAX_SEATS: int
 SCHEDULE_VERSION: int
@@ -154,6 +162,50 @@ class Engine:
     def rouse(self, /) -> None: ...
     def leave(self, /) -> None: ...
     def detach(self, /) -> None: ...
+
+# (kind, round, wire, memory, mine, left, at, elements, header, parts): see `struct move`.
+RouteMove = tuple[int, int, int, int, int, bool, int, int, bytes, tuple[int, ...]]
+# Of a wire: (bytes sent of the open instance, what was received and not taken, bytes sent and received of the others).
+WireState = tuple[int, bytes, int, int]
+# (route, calls, nanoseconds, from the first to the last arrival, from each seat's arrival to the end)
+RouteTotal = tuple[int, int, int, int, tuple[int, ...]]
+# (instance, route, started, ended, when each rank came, its description, when the round of each of the first transfers
+# began and when that was done)
+RecentCrossing = tuple[int, int, int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+def crossings(engine: Engine, knock: int, patience_ns: int, header: bytes, /) -> Crossings: ...
+def next_chain(chain: bytes, contract: bytes, /) -> bytes: ...
+
+@final
+class Crossings:
+    def add(
+        self,
+        gathers: Plan,
+        brings: Plan,
+        contract: bytes,
+        arithmetic: tuple[int, int, int, int],
+        moves: tuple[RouteMove, ...],
+        /,
+    ) -> int: ...
+    # Returns (events of others, next instance, chain, is odd, is open, wires, totals, recent).
+    def run(
+        self,
+        instance: int,
+        chain: bytes,
+        wires: tuple[tuple[int, bytes], ...],
+        polls: bytearray,
+        timeout_ns: int,
+        /,
+    ) -> tuple[
+        list[tuple[int, int]],
+        int,
+        bytes,
+        bool,
+        bool,
+        tuple[WireState, ...],
+        list[RouteTotal],
+        list[RecentCrossing],
+    ]: ...
 
 # What a call is: (Python's word for it, see, restore, engine, generation, kind, peer, tag, plan, is_open, blob,
 # timeout_ns).

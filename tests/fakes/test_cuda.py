@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.e2e.gpu.cluster import ROOT
 from tests.e2e.gpu.conftest import real_cuda
 from tests.fakes.client_cuda import FakeClientCuda
 from tests.fakes.cuda import FakeCuda, view_host_memory
@@ -26,7 +27,6 @@ from collectived_runtime.plan.packing import result_dtype
 
 Array = NDArray[Any]
 COUNT = 5000
-ROOT = Path(__file__).parents[2]
 TYPES = (
     DType.INT32,
     DType.BFLOAT16,

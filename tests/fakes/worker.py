@@ -35,12 +35,7 @@ def file(name: str) -> Path | None:
     return Path(found) if found else None
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run what the arguments say; as None, those of the command line."""
+if __name__ == "__main__":
     cuda = fake_cuda()
     nccl = functools.partial(fake_nccl, cuda)
-    daemons.main(arguments, serve_worker=functools.partial(server.serve, cuda=lambda: cuda, nccl=nccl))
-
-
-if __name__ == "__main__":
-    main()
+    daemons.main(serve_worker=functools.partial(server.serve, cuda=lambda: cuda, nccl=nccl))

@@ -47,7 +47,6 @@ from collectived_proto.types import (
     AxisOperation,
     Broadcast,
     Collective,
-    Compression,
     Gather,
     Leaf,
     Operation,
@@ -294,8 +293,7 @@ class PreparedCallCache:
             ValueError: the worker says that it can mean nothing. The others are not told.
             CollectiveError: the worker refuses.
         """
-        agreed = options.bytes_per_pack, options.implementation, options.compression
-        key = (operation, value.spec, value.leaf_types, agreed, site, special)
+        key = (operation, value.spec, value.leaf_types, options.bytes_per_pack, options.implementation, site, special)
         prepared = self._known.get(key)
         if prepared is None:
             collective = _collective(operation, value, options, site, special)
@@ -348,7 +346,6 @@ def _collective(
         site,
         *(special or CrossDeviceTerms()),
         open=value.spec == nest.ANY,
-        compression=Compression.of(options.compression or Compression.NONE),
     )
 
 

@@ -4,6 +4,7 @@
 #include "arithmetic_binding.h"
 #include "compression.h"
 #include "compression_binding.h"
+#include "crossing.h"
 #include "letters.h"
 #include "objects.h"
 
@@ -23,7 +24,8 @@ static const struct {
     NUMBER(REDUCE_SCATTER), NUMBER(ALL_TO_ALL), NUMBER(BARRIER), NUMBER(ACROSS), NUMBER(MEETS_NOT), NUMBER(MEETS_EQUAL),
     NUMBER(MEETS_KNOWN), NUMBER(MEETS_ANY), NUMBER(SENDS), NUMBER(RECEIVES), NUMBER(SCHEDULE_VERSION), NUMBER(MAX_SEATS),
     {"MAX_LETTER_BLOB", LETTER_BLOB}, {"MAX_LETTERS", LETTERS}, {"BLOCKING", 0}, {"QUIET", 1}, {"NOTIFYING", 2},
-    NUMBER(COLLECTIVE), NUMBER(SEND), NUMBER(RECEIVE), NUMBER(BLOCK_VALUES),
+    NUMBER(COLLECTIVE), NUMBER(SEND), NUMBER(RECEIVE), NUMBER(BLOCK_VALUES), NUMBER(MOVE_SEND), NUMBER(MOVE_RECEIVE),
+    NUMBER(MOVE_KEEP), NUMBER(MOVE_FOLD), NUMBER(MOVE_FINISH), NUMBER(MOST_ROUTES), NUMBER(MOST_WIRES),
 };
 
 static int add_type(PyTypeObject **type, PyType_Spec *spec) {
@@ -35,7 +37,7 @@ static int fill(PyObject *module) {
     for (size_t i = 0; i < sizeof NUMBERS / sizeof *NUMBERS; i++)
         if (PyModule_AddIntConstant(module, NUMBERS[i].name, NUMBERS[i].value)) return -1;
     if (add_type(&plan_type, &plan_spec) || add_type(&job_type, &job_spec) || add_type(&engine_type, &engine_spec) ||
-        add_type(&watcher_type, &watcher_spec) || add_type(&repeats_type, &repeats_spec))
+        add_type(&watcher_type, &watcher_spec) || add_type(&repeats_type, &repeats_spec) || add_type(&crossings_type, &crossings_spec))
         return -1;
     return PyModule_AddStringConstant(module, "source_digest", SOURCE_DIGEST);
 }
@@ -52,7 +54,8 @@ static PyModuleDef definition = {
 };
 
 PyMODINIT_FUNC PyInit__core(void) {
-    PyMethodDef *const tables[] = {arithmetic_methods, compression_functions, engine_functions, watcher_functions, repeats_functions};
+    PyMethodDef *const tables[] = {arithmetic_methods, compression_functions, engine_functions, watcher_functions,
+                                   repeats_functions, crossings_functions};
     PyMethodDef *end = functions;
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         for (const PyMethodDef *one = tables[i]; one->ml_name && end < functions + MOST_FUNCTIONS - 1; one++) *end++ = *one;

@@ -63,6 +63,11 @@ class Arithmetic:
     can_finish_in_place: bool = field(init=False, compare=False)
     needs_no_widening: bool = field(init=False, compare=False)
 
+    @property
+    def number(self) -> int:
+        """The operation's, for the native core."""
+        return _NUMBERS[self.operation]
+
     def __post_init__(self) -> None:
         partial, split = to_numpy(self.dtype), False
         if self.dtype in _HALVES:

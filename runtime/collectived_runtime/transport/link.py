@@ -133,6 +133,7 @@ class Link:
         self.is_mid_send = False
         self.bytes_sent = 0
         self.bytes_received = 0
+        self._sent_ahead = 0  # bytes that `resume` has said are sent
         # What has been read and not been taken; there is always room in it for a piece.
         self._ahead = bytearray(HEADER_BYTES + max(READ_AHEAD_BYTES, stream.min_read_bytes))
         self._view = memoryview(self._ahead)
@@ -161,11 +162,32 @@ class Link:
         """What has come and has not been taken."""
         return bytes(self._view[self._begin : self._end])
 
+    def take_unread(self) -> bytes:
+        """What has come and has not been taken; whoever takes it reads on in place of this link, until `resume`."""
+        unread = self.unread_bytes
+        self._begin = self._end = 0
+        return unread
+
+    def resume(self, unread: bytes, sent: int) -> None:
+        """Go on after `take_unread`: these bytes are read next, and so many of those that are sent next have left."""
+        if len(unread) + self.stream.min_read_bytes > len(self._ahead):
+            self._ahead = bytearray(len(unread) + HEADER_BYTES + max(READ_AHEAD_BYTES, self.stream.min_read_bytes))
+            self._view = memoryview(self._ahead)
+        self._ahead[: len(unread)] = unread
+        self._begin, self._end = 0, len(unread)
+        self._sent_ahead = sent
+        self.is_mid_send = sent > 0
+
     def consume_header(self) -> None:
         self._begin += HEADER_BYTES
         self.bytes_received += HEADER_BYTES
 
     def send(self, parts: Sequence[BytesLike]) -> int:
+        if self._sent_ahead:
+            taken = min(self._sent_ahead, sum(map(len, parts)))
+            self._sent_ahead -= taken
+            self.bytes_sent += taken
+            return taken
         try:
             taken = self.stream.send(parts)
         except LinkBroken as error:

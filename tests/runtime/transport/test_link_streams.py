@@ -245,3 +245,34 @@ def test_a_frame_longer_than_what_is_read_ahead_arrives_whole(pair: Pair) -> Non
     while at < len(sent):
         at += link.recv_into(memoryview(got)[at:])
     assert got == sent
+
+
+def test_a_link_goes_on_where_others_have_read_and_written_for_it(pair: Pair) -> None:
+    """They have sent the beginning of a frame, and have read one and a part of the next."""
+    near, far = (Link(peer, 0, stream) for peer, stream in enumerate(pair))
+    header = Frame(FrameKind.DATA, 0, 0, 0, 1, 2, 3, bytes(8), bytes(8), 0, 3).encode()
+    frames = [header, b"abc"]
+    assert near.stream.send([header[:20]]) == 20
+    assert near.take_unread() == b""
+    near.resume(b"", 20)
+    assert near.is_mid_send
+    sent = 0
+    while sent < HEADER_BYTES + 3:
+        left = b"".join(frames)[sent:]
+        sent += near.send([left[:10], left[10:]])
+    assert near.bytes_sent == HEADER_BYTES + 3
+    until_readable(far.stream)
+    large = bytes(range(256)) * 300
+    while (got := far.read_header()) is None:
+        until_readable(far.stream)
+    assert got == header
+    unread = far.take_unread()
+    assert not far.has_header
+    far.resume(unread + large, 0)
+    assert far.read_header() == header
+    far.consume_header()
+    body, view = b"", memoryview(bytearray(1 << 15))
+    while len(body) < 3 + len(large):
+        count = far.recv_into(view)
+        body += bytes(view[:count])
+    assert body.endswith(large) and body.startswith(b"abc"[: len(unread) - HEADER_BYTES])

@@ -9,6 +9,7 @@ import heapq
 import math
 import os
 import select
+import struct
 import threading
 import time
 from collections import deque
@@ -18,7 +19,11 @@ from collectived_proto.ipc.spin import AdaptiveSpin
 
 HANGUP_EVENTS = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
+_POLLED = struct.Struct("=ihh")  # struct pollfd
+
 Handler = Callable[[int], None]  # called with the poll events that came
+# Waits in place of `poll`: takes all that is waited for, an array of struct pollfd, and for how many seconds.
+Wait = Callable[[bytearray, float], list[tuple[int, int]]]
 
 
 class Poller:
@@ -31,6 +36,7 @@ class Poller:
         self._poll = select.poll()
         self._spin = AdaptiveSpin()
         self._handlers: dict[int, Handler] = {}
+        self._events: dict[int, int] = {}  # those that are asked for
         self._callbacks: deque[tuple[Callable[[], object], Callable[[], object]]] = deque()
         self._close_lock = threading.Lock()  # nobody writes to a descriptor that has been closed, and perhaps reused
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -51,24 +57,31 @@ class Poller:
     def add(self, descriptor: int, events: int, handler: Handler) -> None:
         self._poll.register(descriptor, events)
         self._handlers[descriptor] = handler
+        self._events[descriptor] = events
 
     def change(self, descriptor: int, events: int) -> None:
         self._poll.modify(descriptor, events)
+        self._events[descriptor] = events
 
     def remove(self, descriptor: int) -> None:
         """Forget a descriptor; one that is not watched is ignored."""
         if self._handlers.pop(descriptor, None) is not None:
             self._poll.unregister(descriptor)
+            del self._events[descriptor]
 
-    def wait(self, until: float, look: bool = False) -> None:
+    def wait(self, until: float, look: bool = False, wait: Wait | None = None) -> None:
         """Waits until something happens or the monotonic clock shows `until` (inf: for ever), and handles it.
 
         Args:
             look: look for a moment before sleeping.
+            wait: waits instead, and does something itself meanwhile.
         """
         left = max(0.0, until - time.monotonic()) if until else 0.0
         found = self._spin.poll(self._poll, left) if look and left else []
-        if not found:
+        if wait is not None and left:
+            polls = bytearray(b"".join(_POLLED.pack(*asked, 0) for asked in self._events.items()))
+            found = wait(polls, left)
+        elif not found:
             found = self._poll.poll(None if left == math.inf else math.ceil(left * 1000))
         for descriptor, events in found:
             handler = self._handlers.get(descriptor)  # an earlier one may have removed it

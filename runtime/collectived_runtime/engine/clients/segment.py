@@ -29,7 +29,7 @@ _TICKS_AT_A_TIME = 4  # of a large value, whose parts lie in the segment
 def are_usable(topology: GroupTopology) -> bool:
     """Whether the ranks of this worker may meet in a segment: no GPUs, and several ranks or no other worker."""
     spans = len(topology.peers) > 1
-    return not topology.has_gpus and 1 + spans <= len(topology.own_ranks) <= MAX_SEATS - spans
+    return not topology.has_gpus and 1 <= len(topology.own_ranks) <= MAX_SEATS - spans
 
 
 def can_share(local_ranks: Iterable[LocalRank]) -> bool:
@@ -98,6 +98,11 @@ class GroupSegment:
         self._lent = LentMemory(self._file, holders, allowance, self._measure_parts)
         budget.lent.add(self._lent)
         poller.add(self._knocker, select.POLLIN, self._on_knocker)
+
+    @property
+    def knocker(self) -> int:
+        """The descriptor by which this worker is rung."""
+        return self._knocker
 
     @property
     def most_in_a_tick(self) -> int:

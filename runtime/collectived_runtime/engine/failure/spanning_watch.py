@@ -171,6 +171,22 @@ class SpanningWatch(SegmentWatch):
         if not self._tracker.record_arrival(rank, number, arrival, remaining, asked):
             self._report_mismatch(number, arrival.prepared.flaw)
 
+    @property
+    def knocker(self) -> int:
+        """The descriptor by which this worker is rung."""
+        return self._segment.knocker
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits for its turn, and the generation goes on."""
+        return not self._early and not self._read_word()[2]
+
+    def resume(self, is_late: bool) -> None:
+        """Go on where the native core has watched the ranks; `is_late`: something is not as it was."""
+        if is_late:
+            self.look()
+        self.attend()
+
     def finish(self, instance: Instance) -> None:
         """Say in the segment that an instance is complete that was not carried out there, and go on to the next."""
         if not self.carries(instance.reference):

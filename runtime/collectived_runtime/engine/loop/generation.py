@@ -19,6 +19,7 @@ from collectived_proto.types import Broadcast, Recv, ReportKind, Scatter, Send, 
 from collectived_runtime.device.cuda.driver import CudaError
 from collectived_runtime.device.nccl.interface import NcclError
 from collectived_runtime.engine.base.memory_budget import MemoryExhausted
+from collectived_runtime.engine.base.poller import Wait
 from collectived_runtime.engine.clients.completions import Completions, encode_verdict
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
@@ -28,8 +29,10 @@ from collectived_runtime.engine.failure.segment_watch import SegmentWatch
 from collectived_runtime.engine.failure.spanning_watch import SpanningWatch
 from collectived_runtime.engine.gpu.group_communicators import GroupCommunicators
 from collectived_runtime.engine.loop.context import GroupContext
+from collectived_runtime.engine.loop.crossings import CrossingContext, Crossings
 from collectived_runtime.engine.loop.execution import Delivery, Execution
 from collectived_runtime.engine.loop.phases import Phases
+from collectived_runtime.engine.loop.unexpected_frames import UnexpectedFrames
 from collectived_runtime.engine.loop.waiting_joiners import WaitingJoiners
 from collectived_runtime.engine.p2p.point_to_point import PointToPoint, PointToPointContext
 from collectived_runtime.engine.record.counters import NOT_STARTED
@@ -38,8 +41,7 @@ from collectived_runtime.engine.run import host_task
 from collectived_runtime.engine.run.links import Links, PeerDeparted, PeerNetwork
 from collectived_runtime.engine.submit.tracker import Arrival, Instance, InstanceTracker
 from collectived_runtime.limits.rejections import MessageSource
-from collectived_runtime.transport import frame as frames
-from collectived_runtime.transport.link import Link, LinkBroken, LinkProtocolError
+from collectived_runtime.transport.link import LinkBroken, LinkProtocolError
 
 log = logging.getLogger("collectived.group_loop")
 
@@ -72,7 +74,7 @@ class Generation:
             topology.group.key, number, topology.own_ranks, worker.stall_after, time.monotonic(), first
         )
         network = PeerNetwork(topology, number, resources.link_provider, context.poller, resources.rejections)
-        self.links = Links(network, self.on_link_broken, self._on_early_frame)
+        self.links = Links(network, self.on_link_broken, lambda *early: self._frames.judge_early(*early))
         self.peer_consensus = PeerConsensus(
             network, apply_verdict, lambda verdict: self.reporter.add_missing_ranks(verdict)
         )
@@ -92,6 +94,7 @@ class Generation:
         )
         self.point_to_point = PointToPoint(p2p_context, self.reporter, self.fail, self.on_link_broken)
         self._communicators = GroupCommunicators(resources.nccl, topology, number)
+        self._frames = UnexpectedFrames(topology, number, self.tracker, self.reporter)
         self._phases = Phases(
             topology,
             number,
@@ -99,9 +102,12 @@ class Generation:
             tools,
             self._communicators,
             lambda instance: self.reporter.report_mismatch(instance, 0),
-            self._on_unexpected_frame,
+            self._frames.judge_unexpected,
         )
-        self._said_goodbye: set[Link] = set()  # amid what they were needed for
+        parts = topology, number, self.tracker, self.links, self._phases
+        self._crossings = Crossings(
+            CrossingContext(*parts, ranks.doorbells, context.records, self.reporter, self.waiting_joiners)
+        )
         # What has not come by its own deadline, until there is a verdict.
         self._expired: list[tuple[LocalRank, int]] = []
 
@@ -308,6 +314,13 @@ class Generation:
             self.links.update_watches(self.execution.link_events() if self.execution else {})
             self.links.ready.clear()
 
+    def find_wait(self) -> Wait | None:
+        """What the group loop is to wait in, if not in `poll`."""
+        segment = self.segment
+        if self.execution is None and isinstance(segment, SpanningWatch) and self._crossings.are_ready(segment):
+            return partial(self._crossings.wait, segment)
+        return None
+
     def _start_next_phase(self) -> None:
         self.execution = None
         self.execution = next(self._remaining_phases, None)
@@ -363,6 +376,7 @@ class Generation:
         self.tracker.finish(instance, now)
         if isinstance(self.segment, SpanningWatch):
             self.segment.finish(instance)
+            self._crossings.learn(instance, program, self.segment)
         arrived = {rank: arrival.arrived_at for rank, arrival in instance.arrivals.items()}
         self.tracker.count_waits(instance.collective.operation, arrived, now)
         self._records.record_completed(self.number, instance, program.summary, program.load, now)
@@ -385,34 +399,6 @@ class Generation:
             self.reporter.report_worker_left(error.peer, self.tracker.next_number)
         else:
             self.reporter.report_link(self.tracker.next_number, error)
-
-    def _on_unexpected_frame(self, link: Link, expected: bytes, got: bytes) -> bool:
-        """A frame that is not the one expected: wait for better news, or raise LinkBroken for nonsense."""
-        try:
-            frame = frames.parse(got)
-        except frames.BadFrame as error:
-            raise LinkProtocolError(str(error), link.peer) from None
-        assert self.execution is not None
-        if frame.kind is not frames.FrameKind.BYE:
-            self._check_for_mismatch(link, frame, self.execution.instance.number)
-        elif link not in self._said_goodbye:  # the coordinator knows what that means; without it we do
-            self._said_goodbye.add(link)
-            self.reporter.report_worker_left(link.peer, self.execution.instance.number)
-        return True
-
-    def _on_early_frame(self, link: Link, frame: frames.Frame) -> None:
-        """A frame on an idle link: of an instance to come it waits, of one that is over it differs from what we did."""
-        self._check_for_mismatch(link, frame, self.tracker.next_number - 1)
-
-    def _check_for_mismatch(self, link: Link, frame: frames.Frame, latest: int) -> None:
-        """`latest` is the last instance of which no frame is to come here; a frame of it, or before, is a mismatch."""
-        if (frame.key, frame.generation) != (self._topology.group.key, self.number):
-            raise LinkProtocolError("a frame of another generation of the group", link.peer)
-        if frame.instance > latest:
-            return
-        instance = self.tracker.find(frame.instance)
-        if instance is not None and not instance.is_barred:
-            self.reporter.report_mismatch(instance, link.peer)
 
     # Faults and verdicts
 
@@ -492,6 +478,7 @@ class Generation:
     def close_links(self) -> None:
         """Says goodbye to the peers."""
         if self.segment is not None:
+            self._crossings.close()
             self.segment.close()
             self.segment = None
         self.point_to_point.close()

@@ -325,9 +325,9 @@ class GroupLoop:
                     break
                 current = self._generation
                 current.watch_links()
-                due = current.next_deadline()
-                rested = self._doorbells.next_deadline
-                self._poller.wait(0.0 if again else min(due, rested, self._trim_at), self._should_spin())
+                due, rested = current.next_deadline(), self._doorbells.next_deadline
+                until = 0.0 if again else min(due, rested, self._trim_at)
+                self._poller.wait(until, self._should_spin(), current.find_wait())
                 if (now := time.monotonic()) >= due:
                     current.on_timer(now)
                 if now >= rested:

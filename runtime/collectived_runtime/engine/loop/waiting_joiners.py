@@ -28,6 +28,11 @@ class WaitingJoiners:
         following = 1 + max(standing.received for standing in self._tracker.progress.values())
         return self._tracker.promise(time.monotonic() + PROMISE_SECONDS), following
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether ranks have heard all that was agreed."""
+        return not self._scheduled
+
     def schedule(self, from_instance: int, waiting: int) -> None:
         """So many wait to join, as the ranks are to see with that instance; -1: nothing has changed."""
         self._tracker.release_promise()

@@ -136,6 +136,10 @@ class Counters:
             known = self.waits[name] = Histogram()
         known.add(seconds)
 
+    def observe_waits(self, operation: Operation, count: int, seconds: float) -> None:
+        """Count so many of these waits, of which the sum is known."""
+        self.waits.setdefault(OPERATIONS[type(operation)], Histogram()).add_many(count, seconds)
+
     def count_failure(self, operation: Operation, algorithm: str, code: int) -> None:
         key = OPERATIONS[type(operation)], algorithm, code
         self.failures[key] = self.failures.get(key, 0) + 1

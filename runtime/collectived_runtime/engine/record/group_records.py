@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from collectived_proto.types import Verdict
-from collectived_runtime.engine.record.counters import SEGMENT, Counters
+from collectived_proto.types import Operation, Verdict
+from collectived_runtime.engine.record.counters import OPERATIONS, SEGMENT, Counters
 from collectived_runtime.engine.record.flight_recorder import GroupRecorder, ProgramSummary
 from collectived_runtime.engine.record.rates import OperationLoad, RateWindow
 from collectived_runtime.engine.record.segment_history import PastInstance
@@ -40,6 +40,29 @@ class GroupRecords:
         self.counters.result_bytes += sums.nbytes
         self.counters.count_many(sums.op, SEGMENT, count, sums.nbytes, seconds)
         self.rates.add_many(count, sums, seconds, now)
+
+    def record_crossings(
+        self,
+        count: int,
+        operation: Operation,
+        summary: ProgramSummary,
+        load: OperationLoad,
+        seconds: float,
+        uneven: float,
+        now: float,
+    ) -> None:
+        """So many collectives of one program have completed without the group loop.
+
+        Args:
+            seconds: of all, from the first arrival to the end. uneven: to the last arrival.
+        """
+        self.counters.done += count
+        self.counters.result_bytes += count * summary.nbytes
+        name = OPERATIONS[type(operation)]
+        self.counters.count_many(name, summary.algorithm, count, count * summary.nbytes, seconds)
+        self.counters.observe_waits(operation, count, uneven)
+        sums = OperationLoad(load.op, count * load.nbytes, count * load.bus_bytes)
+        self.rates.add_many(count, sums, seconds - uneven, now, waiting=uneven)
 
     def record_past(self, generation: int, past: PastInstance, described: Sequence[PreparedCollective | None]) -> None:
         """A collective that `record_many` counts, as its ranks remember it; `described`: by each of its arrivals."""

@@ -80,13 +80,14 @@ class RateWindow:
         current.waiting += started - first
         current.busy += ended - started
 
-    def add_many(self, count: int, sums: OperationLoad, busy: float, now: float) -> None:
+    def add_many(self, count: int, sums: OperationLoad, busy: float, now: float, waiting: float = 0.0) -> None:
         """Count so many collectives of one operation that have ended by now: what all carried, and took, in seconds."""
         current = self._find_slice(sums.op, now)
         current.done += count
         current.nbytes += sums.nbytes
         current.bus_bytes += sums.bus_bytes
         current.busy += busy
+        current.waiting += waiting
 
     def _find_slice(self, op: str, now: float) -> _Slice:
         number = int(now / SLICE_SECONDS)

@@ -14,7 +14,6 @@ from collectived_runtime.engine.clients.local_rank import InputBuffers
 from collectived_runtime.engine.compile.partition import Partition, Window, find_single_run
 from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
 from collectived_runtime.engine.record.counters import Counters
-from collectived_runtime.engine.run.compressed import carry_compressed
 from collectived_runtime.engine.run.fold_pool import MIN_PARALLEL_BYTES, PIECE_BYTES
 from collectived_runtime.engine.run.schedule import YIELD_NOW, Buffers, Wait, execute
 from collectived_runtime.engine.run.task import TaskContext, TaskTools
@@ -37,10 +36,7 @@ def run(context: TaskContext) -> Iterator[Wait]:
     try:
         buffers = yield from _prepare_buffers(context, output)
         context.mark_fold(began)
-        if task.blocks is None:
-            yield from execute(task.plan, buffers, context.transport)
-        else:
-            yield from carry_compressed(context, buffers)
+        yield from execute(task.plan, buffers, context.transport)
     finally:
         tools.workspace.release(task.pack_number)
 

@@ -22,7 +22,7 @@ from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.connections import LinkKey
 from collectived_runtime.transport.dial import DialRequest
 from collectived_runtime.transport.hello import NONCE_BYTES, LinkHello
-from collectived_runtime.transport.link import Link, LinkBroken, LinkProtocolError
+from collectived_runtime.transport.link import Link, LinkBroken, LinkProtocolError, TcpStream
 
 LEFT_TEXT = "it has left the group"
 _HANGUP_EVENT = select.POLLRDHUP  # of a link that a task holds without waiting for it: nothing else would show its end
@@ -161,6 +161,18 @@ class Links:
             else:
                 found[place] = link
         return found if whole else None
+
+    def lend(self, channel: int) -> dict[int, Link]:
+        """By place, the links of a channel on which others may read and write while no task runs; see `Link.resume`."""
+        return {
+            place: link
+            for (place, known), link in self._links.items()
+            if known == channel
+            and link is not None
+            and isinstance(link.stream, TcpStream)
+            and link not in self._abandoned
+            and not link.is_mid_send
+        }
 
     def add(self, link: Link) -> None:
         """Take a link that was asked for."""

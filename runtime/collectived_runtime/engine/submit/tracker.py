@@ -284,6 +284,26 @@ class InstanceTracker:
             standing.active_at = now
         self._finished.pop(instance.number - MAX_FINISHED, None)
 
+    def take_finished(self, latest: Iterable[Instance], following: int, now: float) -> None:
+        """Finish all instances before `following`, which were carried out elsewhere; `latest`: those that are known."""
+        self.next_number = following
+        for instance in latest:
+            self._finished[instance.number] = instance
+            for rank, arrival in instance.arrivals.items():
+                self.progress[rank].op, self.progress[rank].site = arrival.prepared.op, arrival.prepared.collective.site
+        for number in [known for known in self._finished if known < following - MAX_FINISHED]:
+            del self._finished[number]
+        for standing in self.progress.values():
+            standing.received = standing.submitted = standing.finished = following - 1
+            standing.active_at = now
+
+    def add_waits(self, operation: Operation, count: int, waited: Mapping[int, float]) -> None:
+        """Count how long each rank has waited in so many instances of one operation, all in all."""
+        if isinstance(operation, _SYNCHRONISING_OPERATIONS):
+            for rank, seconds in waited.items():
+                self.progress[rank].waited_seconds += seconds  # first, as below
+                self.progress[rank].waits += count
+
     def count_waits(self, operation: Operation, arrivals: Mapping[int, float], now: float) -> None:
         """Count how long each rank has waited in an instance that has ended; `arrivals`: when it came, by rank."""
         if isinstance(operation, _SYNCHRONISING_OPERATIONS):

@@ -46,7 +46,6 @@ from collectived_proto.types import (
     Broadcast,
     Collective,
     CommunicationImplementation,
-    Compression,
     DType,
     GroupInfo,
     Leaf,
@@ -262,7 +261,6 @@ class Player:
             CommunicationImplementation(given.get("implementation", "AUTO")),
             site,
             open=structure == "what comes",
-            compression=Compression(given.get("compression", "none")),
         )
 
     # Effects

@@ -1,0 +1,168 @@
+"""Routes carried by the native core: for every algorithm the bits that the general executor computes."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.fakes.loopback import LoopbackNetwork
+from tests.native.ranks import LIMIT_SECONDS, TINY, make_geometry, make_plan, make_value
+from tests.runtime.engine.compile.test_program import topology
+from tests.runtime.engine.run.test_schedule import Array, never, run_all
+
+from collectived_native import core, segment
+from collectived_proto.types import AllReduce, Collective, DType, Leaf, Operation, Reduce, ReduceOp, Tier
+from collectived_runtime.engine.compile.program import CompiledCollective, compile_program
+from collectived_runtime.engine.run.routes import compile_moves, has_route, make_template
+from collectived_runtime.engine.run.schedule import Buffers, PlanTransport, execute
+from collectived_runtime.transport.frame import next_chain
+
+COUNT = 37
+CONTRACT, CHAIN, GENERATION = b"contract", b"12345678", 2
+TIMES = 5
+KINDS = [
+    (ReduceOp.SUM, DType.FLOAT32, DType.FLOAT32),
+    (ReduceOp.MEAN, DType.FLOAT16, DType.FLOAT16),
+    (ReduceOp.MEAN, DType.INT64, DType.FLOAT64),
+    (ReduceOp.PRODUCT, DType.COMPLEX64, DType.COMPLEX64),
+]
+POLLED = struct.Struct("=ihh")
+
+
+def compile_for(workers: int, algorithm: str, operation: Operation, dtype: DType) -> list[CompiledCollective]:
+    collective = Collective(operation, "*", (Leaf("", dtype, (COUNT,)),))
+    here = [replace(topology(*[1] * workers, me=me), tuning_table=(Tier(algorithm),)) for me in range(workers)]
+    return [compile_program(collective, one) for one in here]
+
+
+def execute_generally(programs: list[CompiledCollective], values: list[Array]) -> list[bytes]:
+    links = LoopbackNetwork().links(range(len(programs)))
+    results, generators = [], {}
+    for me, program in enumerate(programs):
+        [task], [arithmetic] = program.tasks, program.arithmetic
+        assert arithmetic is not None
+        own, sums = (
+            arithmetic.view_partials(np.zeros(COUNT * arithmetic.partial_bytes, np.uint8), COUNT) for _ in "12"
+        )
+        arithmetic.fold_all([values[me]], own)
+        result = np.zeros(COUNT, task.result_dtype)
+        buffers = Buffers(own, sums, result, arithmetic.fold, arithmetic.finish, arithmetic.finish_in_place)
+        stamp = make_template(1, GENERATION, program)
+        generators[me] = execute(task.plan, buffers, PlanTransport(links[me], stamp, never))
+        results.append(result)
+    run_all(generators)
+    return [result.tobytes() if program.receivers else b"" for program, result in zip(programs, results, strict=True)]
+
+
+class Place:
+    """One worker with one rank, each on a thread."""
+
+    def __init__(self, program: CompiledCollective, links: dict[int, socket.socket], value: Array) -> None:
+        self.program, self.links, self.value = program, links, value
+        self.geometry = replace(make_geometry(2, TINY), operated=1, small=1024)
+        self.descriptor = segment.create(self.geometry)
+        self.knock, self.stop = (os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2))
+        self.results: list[bytes] = []
+        self.told: tuple[object, ...] = ()
+        self.threads = [threading.Thread(target=one) for one in (self.sum, self.carry)]
+
+    def make(self, engine: core.Engine, leaves_in: tuple[int, ...], leaves_out: tuple[int, ...]) -> core.Plan:
+        pack = self.program.layout.packs[0]
+        phase, [arithmetic] = (int(pack.dtype), (COUNT,), leaves_in, leaves_out), self.program.arithmetic
+        assert arithmetic is not None
+        return make_plan(engine, core.ACROSS, (phase,), reduce_op=arithmetic.number, root=1)
+
+    def sum(self) -> None:
+        engine = segment.attach(self.descriptor, self.geometry, 0, knock=self.knock)
+        receives = bool(self.program.receivers)
+        plan = self.make(engine, (COUNT,), (COUNT,) if receives else ())
+        for _ in range(TIMES):
+            out = np.zeros(COUNT, self.program.tasks[0].result_dtype)
+            job = engine.run(plan, (self.value.view(np.uint8),), (out.view(np.uint8),) if receives else (), 0, None)
+            while job is not None and job.wait(-1) == core.KNOCK:
+                continue
+            self.results.append(out.tobytes() if receives else b"")
+        os.eventfd_write(self.stop, 1)
+        engine.detach()
+
+    def carry(self) -> None:
+        worker = segment.attach(self.descriptor, self.geometry, 1, knock=self.knock, waiting=segment.OPERATED)
+        gathers = self.make(worker, (), (COUNT,))
+        brings = self.make(worker, (COUNT,) if self.program.receivers else (), ())
+        template = make_template(1, GENERATION, self.program)
+        crossings = core.crossings(worker, self.knock, int(LIMIT_SECONDS * 1e9), template.header(0, 0, 0))
+        [arithmetic], task = self.program.arithmetic, self.program.tasks[0]
+        assert arithmetic is not None
+        terms = int(task.pack.dtype), arithmetic.number, arithmetic.contributions, COUNT
+        crossings.add(gathers, brings, CONTRACT, terms, compile_moves(self.program, template))
+        watched = [self.knock, self.stop, *(link.fileno() for link in self.links.values())]
+        polls = bytearray(b"".join(POLLED.pack(one, select.POLLIN, 0) for one in watched))
+        wires = tuple((link.fileno(), b"") for _, link in sorted(self.links.items()))
+        own = len([place for place in self.links if place < self.me])
+        self.told = crossings.run(0, CHAIN, (*wires[:own], (-1, b""), *wires[own:]), polls, int(LIMIT_SECONDS * 1e9))
+        worker.detach()
+
+    @property
+    def me(self) -> int:
+        return next(place for place in range(len(self.links) + 1) if place not in self.links)
+
+
+def carry_natively(programs: list[CompiledCollective], values: list[Array]) -> list[Place]:
+    workers = range(len(programs))
+    links: list[dict[int, socket.socket]] = [{} for _ in workers]
+    for one in workers:
+        for other in range(one):
+            links[one][other], links[other][one] = socket.socketpair()
+    places = [Place(*each) for each in zip(programs, links, values, strict=True)]
+    for place in places:
+        for thread in place.threads:
+            thread.start()
+    for place in places:
+        for thread in place.threads:
+            thread.join(LIMIT_SECONDS)
+            assert not thread.is_alive(), "it hangs"
+    for place in places:
+        for link in place.links.values():
+            link.close()
+        for descriptor in (place.knock, place.stop, place.descriptor):
+            os.close(descriptor)
+    return places
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("algorithm", ["one_shot", "tree", "ring", "halving_doubling", "double_tree", "reduce"])
+def test_a_route_gives_the_bits_of_the_general_executor(
+    algorithm: str, workers: int, kind: tuple[ReduceOp, DType, DType]
+) -> None:
+    op, dtype, _ = kind
+    operation = Reduce(op, root=workers - 1) if algorithm == "reduce" else AllReduce(op)
+    programs = compile_for(workers, "tree" if algorithm == "reduce" else algorithm, operation, dtype)
+    if any(len(program.tasks) > 1 for program in programs):
+        assert not any(has_route(program, workers) for program in programs)
+        return
+    assert all(has_route(program, workers) for program in programs)
+    values = [make_value(dtype, COUNT, rank) for rank in range(workers)]
+    wanted = execute_generally(programs, values)
+    chain = CHAIN
+    for _ in range(TIMES):
+        chain = next_chain(chain, CONTRACT)
+    for place, result in zip(carry_natively(programs, values), wanted, strict=True):
+        assert place.results == [result] * TIMES
+        assert place.told[1:5] == (TIMES, chain, False, False)
+
+
+def test_what_is_large_or_in_several_packs_has_no_route() -> None:
+    def compile_sum(*counts: int) -> CompiledCollective:
+        leaves = tuple(Leaf(str(count), DType.FLOAT32, (count,)) for count in counts)
+        return compile_program(Collective(AllReduce(ReduceOp.SUM), "*", leaves), topology(1, 1))
+
+    assert has_route(compile_sum(100), 2)
+    assert not has_route(compile_sum(20_000), 2)
+    assert not has_route(compile_sum(100), core.MOST_WIRES + 1)
