@@ -124,7 +124,7 @@ class Group(Collectives):
 
     @property
     def generation(self) -> int:
-        """The incarnation in which the next collective will run."""
+        """In which generation the next collective will run; the number grows whenever the group begins anew."""
         return self._channel.rank_state.generation
 
     @property

@@ -229,7 +229,7 @@ def floods() -> list[tuple[str, str, Rate]]:
         ("descriptions of collectives", "session", service.PREPARE_RATE),
         ("joins", "session", service.JOIN_RATE),
         (
-            "messages at the doorbell that start nothing new: a repeated submission, a release by itself, a ping",
+            "messages at a local socket that start nothing new: a repeated submission, a release by itself, a ping",
             "rank",
             doorbells.IDLE_MESSAGE_RATE,
         ),
