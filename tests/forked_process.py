@@ -6,7 +6,9 @@ program does and sees is the same as after `python -u -c`.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import select
@@ -42,8 +44,8 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
             )
 
-    def start(self, program: str, environment: Mapping[str, str]) -> ForkedProcess:
-        """Run a program with pipes for its standard streams."""
+    def start(self, program: str, environment: Mapping[str, str], text: bool = True) -> ForkedProcess:
+        """Run a program with pipes for its standard streams, of text or of bytes."""
         request = Request(program, os.getcwd(), dict(environment))
         (stdin, our_stdin), (our_stdout, stdout), (our_stderr, stderr), (ended, told) = (os.pipe() for _ in range(4))
         theirs = [stdin, stdout, stderr, told]
@@ -54,7 +56,7 @@ class ForkServer:
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
-        return ForkedProcess(pid, our_stdin, our_stdout, our_stderr, ended)
+        return ForkedProcess(pid, our_stdin, our_stdout, our_stderr, ended, text)
 
     def close(self) -> None:
         """End the server; the programs go on."""
@@ -62,21 +64,30 @@ class ForkServer:
         self._process.wait()
 
 
+@functools.cache
+def fork_server(*modules: str) -> ForkServer:
+    """The server with those modules of this process: its tests share it from the first one that asks."""
+    server = ForkServer(modules)
+    atexit.register(server.close)
+    return server
+
+
 class ForkedProcess:
-    """A program, held as `subprocess.Popen` with text pipes holds one.
+    """A program, held as `subprocess.Popen` with three pipes holds one.
 
     Attributes:
         returncode: None until it was seen to have ended.
     """
 
-    def __init__(self, pid: int, stdin: int, stdout: int, stderr: int, ended: int) -> None:
+    def __init__(self, pid: int, stdin: int, stdout: int, stderr: int, ended: int, text: bool) -> None:
+        kind = "" if text else "b"
         self.pid = pid
         self.returncode: int | Any = None  # as Popen has it
-        self.stdin: IO[str] = os.fdopen(stdin, "w")
-        self.stdout: IO[str] = os.fdopen(stdout)
-        self.stderr: IO[str] = os.fdopen(stderr)
+        self.stdin: IO[Any] = os.fdopen(stdin, f"w{kind}")
+        self.stdout: IO[Any] = os.fdopen(stdout, f"r{kind}")
+        self.stderr: IO[Any] = os.fdopen(stderr, f"r{kind}")
         self._ended = os.fdopen(ended, "rb", buffering=0)
-        self._said: dict[IO[str], str] = {}
+        self._said: dict[IO[Any], str] = {}
         self._readers: list[threading.Thread] = []
 
     def poll(self) -> int | None:
@@ -138,7 +149,7 @@ class ForkedProcess:
             self.stdin.close()
         self.wait()
 
-    def _read(self, stream: IO[str]) -> None:
+    def _read(self, stream: IO[Any]) -> None:
         with stream:
             self._said[stream] = stream.read()
 

@@ -75,7 +75,7 @@ _DESCRIPTION = Codec(Collective, common.Collective, only=("structure", "leaves",
 _OPTIONS = Codec(
     Collective,
     common.CommunicationOptions,
-    only=("bytes_per_pack", "implementation", "all_reduce_spec", "packing"),
+    only=("bytes_per_pack", "implementation", "all_reduce_spec", "packing", "compression"),
 )
 _OPERATIONS: dict[str, Codec[Any, Any]] = {
     "all_reduce": Codec(AllReduce, common.AllReduce),
@@ -111,11 +111,13 @@ def collective_from_proto(message: common.Collective) -> Collective:
         raise InvalidArgumentError(
             f"an open {operation} takes what comes: it has no leaves of its own, got {len(leaves)}"
         )
-    bytes_per_pack, implementation, spec, packing = _OPTIONS.decode_fields(message.options)
+    bytes_per_pack, implementation, spec, packing, compression = _OPTIONS.decode_fields(message.options)
     if bytes_per_pack < 0:
         raise InvalidArgumentError(f"bytes_per_pack must not be negative, got {bytes_per_pack}")
     spec = _check_spec(spec)
-    return Collective(operation, structure, leaves, bytes_per_pack, implementation, site, spec, packing, is_open)
+    return Collective(
+        operation, structure, leaves, bytes_per_pack, implementation, site, spec, packing, is_open, compression
+    )
 
 
 def _check_spec(tiers: tuple[Tier, ...]) -> tuple[Tier, ...]:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from numbers import Real
 from typing import SupportsIndex
 
-from collectived_proto.types import CommunicationImplementation
+from collectived_proto.types import CommunicationImplementation, Compression
 
 MAX_BYTES = (1 << 63) - 1  # that a message can name
 
@@ -66,30 +66,37 @@ class CommunicationOptions:
             go on early. 0: chosen automatically.
         timeout_seconds: one deadline for a whole call, counted from the first rank's submission. 0 and None: none.
         implementation: `AUTO`, `RING` or `NCCL`; a string in any case is accepted.
+        compression: how sums and means of float32 and bfloat16 travel between hosts: `"bfloat16"`, `"float8"` or
+            `"int8"`, of fewer bytes and with an error that `docs/guide/compression.md` bounds. All ranks give the same.
+            None: as the group's options say; `"none"`: not compressed, whatever they say.
 
     Raises:
         ValueError: `bytes_per_pack` is negative or 2**63 and more, `timeout_seconds` is negative or NaN, or
-            `implementation` is unknown.
+            `implementation` or `compression` is unknown.
         TypeError: `bytes_per_pack` is not a whole number or `timeout_seconds` not a number.
     """
 
     bytes_per_pack: int = 0
     timeout_seconds: float | None = None
     implementation: CommunicationImplementation = CommunicationImplementation.AUTO
+    compression: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bytes_per_pack", to_byte_count(self.bytes_per_pack, "bytes_per_pack"))
         object.__setattr__(self, "timeout_seconds", to_seconds(self.timeout_seconds, "timeout_seconds"))
         object.__setattr__(self, "implementation", _parse_implementation(self.implementation))
+        if self.compression is not None:
+            object.__setattr__(self, "compression", Compression.of(self.compression).value)
 
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
-        """These options where `other` says nothing: 0, None and AUTO say nothing, a timeout of 0 says "none"."""
+        """These options where `other` says nothing: 0, None and AUTO do, but not a timeout of 0 or `"none"`."""
         if other is None:
             return self
         return CommunicationOptions(
             other.bytes_per_pack or self.bytes_per_pack,
             self.timeout_seconds if other.timeout_seconds is None else other.timeout_seconds,
             self.implementation if other.implementation is CommunicationImplementation.AUTO else other.implementation,
+            other.compression or self.compression,
         )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from collectived_proto.cause import Cause
+from collectived_proto.compression import Compression as Compression
 from collectived_proto.reduce_op import ReduceOp as ReduceOp  # one of the words, too
 
 RELEASE = "0.1.0"
@@ -261,6 +262,7 @@ class Collective:
     all_reduce_spec: tuple[Tier, ...] = ()
     packing: Packing | None = None
     open: bool = False
+    compression: Compression = Compression.NONE
 
     @property
     def lengths_differ(self) -> bool:
@@ -290,9 +292,10 @@ class Collective:
         operation = same.operation
         if isinstance(operation, Scatter):
             operation = Scatter(operation.root, operation.axis)
+        compressed = "" if same.compression is Compression.NONE else f"|compression={same.compression.value}"
         return (
             f"{operation}|bytes_per_pack={same.bytes_per_pack}|implementation={same.implementation.value}"
-            f"|all_reduce_spec={'; '.join(map(str, same.all_reduce_spec))}|{same.packing}"
+            f"|all_reduce_spec={'; '.join(map(str, same.all_reduce_spec))}|{same.packing}{compressed}"
         )
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import copy
-import functools
 import itertools
 import os
 import shutil
@@ -18,11 +16,11 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.forked_process import ForkedProcess, ForkServer
+from tests.forked_daemon import ForkedDaemon
+from tests.forked_process import ForkedProcess, fork_server
 from tests.waiting import settle
 
 import collectived as cd
-from collectived import testing
 from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 
 _names = itertools.count()
@@ -61,18 +59,11 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return name
 
 
-@functools.cache
-def _clients() -> ForkServer:
-    """What starts client processes: for all tests of this process, from the first one that asks."""
-    server = ForkServer(WARM)
-    atexit.register(server.close)
-    return server
-
-
-class Daemon(testing.daemon.Daemon):
+class Daemon(ForkedDaemon):
     """A coordinator or a worker of these tests, ended by the end of its standard input."""
 
     def __init__(self, *arguments: str, within: tuple[str, ...] = ()) -> None:
+        self.arguments = arguments
         super().__init__([*arguments, "--job", "test"], SECRET, within)
 
     def wait_ready(self, timeout: float = 30.0) -> dict[str, Any]:
@@ -189,7 +180,7 @@ class Cluster:
 
     def client(self, rank: int, size: int, group: str, program: str) -> ForkedProcess:
         """Starts a client process as that rank of a group; it prints, and its standard input is ours."""
-        return _clients().start(program, self._environment(rank, size, group))
+        return fork_server(*WARM).start(program, self._environment(rank, size, group))
 
     def fresh_client(self, rank: int, size: int, group: str, program: str) -> subprocess.Popen[str]:
         """The same where nothing may be imported before the program, or lie below it on its stack."""

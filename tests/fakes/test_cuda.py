@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.e2e.gpu.cluster import ROOT
 from tests.e2e.gpu.conftest import real_cuda
 from tests.fakes.client_cuda import FakeClientCuda
 from tests.fakes.cuda import FakeCuda, view_host_memory
@@ -27,6 +26,7 @@ from collectived_runtime.plan.packing import result_dtype
 
 Array = NDArray[Any]
 COUNT = 5000
+ROOT = Path(__file__).parents[2]
 TYPES = (
     DType.INT32,
     DType.BFLOAT16,

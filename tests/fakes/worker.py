@@ -35,7 +35,12 @@ def file(name: str) -> Path | None:
     return Path(found) if found else None
 
 
-if __name__ == "__main__":
+def main(arguments: list[str] | None = None) -> None:
+    """Run what the arguments say; as None, those of the command line."""
     cuda = fake_cuda()
     nccl = functools.partial(fake_nccl, cuda)
-    daemons.main(serve_worker=functools.partial(server.serve, cuda=lambda: cuda, nccl=nccl))
+    daemons.main(arguments, serve_worker=functools.partial(server.serve, cuda=lambda: cuda, nccl=nccl))
+
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,7 @@ from collectived_proto.types import (
     Broadcast,
     Collective,
     CommunicationImplementation,
+    Compression,
     DType,
     GroupInfo,
     Layout,
@@ -47,7 +48,15 @@ def collective(operation: Operation) -> Collective:
     leaves = tuple(Leaf(f"[{number}]", dtype, (number, 0, 2)) for number, dtype in enumerate(DType))
     spec = (Tier("xring", 2, 1000), Tier("pscpu", 1, -1))
     return Collective(
-        operation, "[*]", leaves, 7, CommunicationImplementation.RING, "train.py:88", spec, Packing(2, 3, 4)
+        operation,
+        "[*]",
+        leaves,
+        7,
+        CommunicationImplementation.RING,
+        "train.py:88",
+        spec,
+        Packing(2, 3, 4),
+        compression=Compression.INT8,
     )
 
 
@@ -155,4 +164,19 @@ def _of_shape(*shape: int) -> common.Collective:
 )
 def test_what_no_client_should_send_is_an_invalid_argument(message: common.Collective, word: str) -> None:
     with pytest.raises(InvalidArgumentError, match=word):
+        codec.collective_from_proto(message)
+
+
+def test_compression_is_a_part_of_the_contract_and_its_absence_leaves_that_as_it_was() -> None:
+    plain = Collective(Barrier(), "", ())
+    texts = {Collective(Barrier(), "", (), compression=one).contract() for one in Compression}
+    assert len(texts) == len(Compression)
+    assert plain.contract() in texts
+    assert "compression" not in plain.contract()
+
+
+def test_an_unknown_compression_is_refused() -> None:
+    message = codec.collective_to_proto(Collective(Barrier(), "", ()))
+    message.options.compression = 9  # type: ignore[assignment]
+    with pytest.raises(InvalidArgumentError, match="compression number 9 is not known to this release"):
         codec.collective_from_proto(message)

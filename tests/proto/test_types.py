@@ -24,6 +24,10 @@ def test_options_merge_field_by_field() -> None:
     assert ours.merge(CommunicationOptions(timeout_seconds=0)).timeout_seconds == 0
     nccl = CommunicationOptions(implementation=CommunicationImplementation.NCCL)
     assert ours.merge(nccl) == CommunicationOptions(100, 5.0, CommunicationImplementation.NCCL)
+    compressed = ours.merge(CommunicationOptions(compression="INT8"))
+    assert compressed == CommunicationOptions(100, 5.0, CommunicationImplementation.RING, "int8")
+    assert compressed.merge(CommunicationOptions()).compression == "int8"
+    assert compressed.merge(CommunicationOptions(compression="none")).compression == "none"
 
 
 @pytest.mark.parametrize("hint", ["ring", "Ring", "RING"])
@@ -48,6 +52,8 @@ def test_a_hint_may_be_a_string_in_any_case(hint: Any) -> None:
         ({"timeout_seconds": "5"}, TypeError, "str"),
         ({"implementation": "gloo"}, ValueError, "AUTO, RING, NCCL"),
         ({"implementation": 3}, ValueError, "3"),
+        ({"compression": "int4"}, ValueError, "one of 'none', 'bfloat16', 'float8', 'int8', got 'int4'"),
+        ({"compression": 8}, ValueError, "got 8"),
     ],
     ids=str,
 )

@@ -47,6 +47,7 @@ from collectived_proto.types import (
     AxisOperation,
     Broadcast,
     Collective,
+    Compression,
     Gather,
     Leaf,
     Operation,
@@ -293,7 +294,8 @@ class PreparedCallCache:
             ValueError: the worker says that it can mean nothing. The others are not told.
             CollectiveError: the worker refuses.
         """
-        key = (operation, value.spec, value.leaf_types, options.bytes_per_pack, options.implementation, site, special)
+        agreed = options.bytes_per_pack, options.implementation, options.compression
+        key = (operation, value.spec, value.leaf_types, agreed, site, special)
         prepared = self._known.get(key)
         if prepared is None:
             collective = _collective(operation, value, options, site, special)
@@ -346,6 +348,7 @@ def _collective(
         site,
         *(special or CrossDeviceTerms()),
         open=value.spec == nest.ANY,
+        compression=Compression.of(options.compression or Compression.NONE),
     )
 
 

@@ -35,12 +35,8 @@ class Daemon:
     COMMAND: Sequence[str] = COMMAND
 
     def __init__(self, arguments: Sequence[str], secret: str, within: Sequence[str] = ()) -> None:
-        self.process = subprocess.Popen(
-            [*within, *self.COMMAND, arguments[0], *NO_TLS_FLAGS, *arguments[1:], "--attached"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        told = [arguments[0], *NO_TLS_FLAGS, *arguments[1:], "--attached"]
+        self.process = self._start(within, told)
         self._name = arguments[0]
         self._log_lines: list[str] = []
         self._reader = threading.Thread(target=self._read, name="collectived-testing", daemon=True)
@@ -92,6 +88,10 @@ class Daemon:
             self._reader.join()
             self.process.stdout.close()
             self.process.stderr.close()
+
+    def _start(self, within: Sequence[str], arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen([*within, *self.COMMAND, *arguments], stdin=pipe, stdout=pipe, stderr=pipe)
 
     def _first_line(self, timeout: float) -> str:
         assert self.process.stdout

@@ -73,16 +73,28 @@ RING: Implementation
 NCCL: Implementation
 
 class CommunicationOptions(_message.Message):
-    __slots__ = ("bytes_per_pack", "implementation", "all_reduce_spec", "packing")
+    __slots__ = ("bytes_per_pack", "implementation", "all_reduce_spec", "packing", "compression")
+    class Compression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NONE: _ClassVar[CommunicationOptions.Compression]
+        BFLOAT16: _ClassVar[CommunicationOptions.Compression]
+        FLOAT8: _ClassVar[CommunicationOptions.Compression]
+        INT8: _ClassVar[CommunicationOptions.Compression]
+    NONE: CommunicationOptions.Compression
+    BFLOAT16: CommunicationOptions.Compression
+    FLOAT8: CommunicationOptions.Compression
+    INT8: CommunicationOptions.Compression
     BYTES_PER_PACK_FIELD_NUMBER: _ClassVar[int]
     IMPLEMENTATION_FIELD_NUMBER: _ClassVar[int]
     ALL_REDUCE_SPEC_FIELD_NUMBER: _ClassVar[int]
     PACKING_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     bytes_per_pack: int
     implementation: Implementation
     all_reduce_spec: _containers.RepeatedCompositeFieldContainer[Tier]
     packing: Packing
-    def __init__(self, bytes_per_pack: _Optional[int] = ..., implementation: _Optional[_Union[Implementation, str]] = ..., all_reduce_spec: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., packing: _Optional[_Union[Packing, _Mapping]] = ...) -> None: ...
+    compression: CommunicationOptions.Compression
+    def __init__(self, bytes_per_pack: _Optional[int] = ..., implementation: _Optional[_Union[Implementation, str]] = ..., all_reduce_spec: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., packing: _Optional[_Union[Packing, _Mapping]] = ..., compression: _Optional[_Union[CommunicationOptions.Compression, str]] = ...) -> None: ...
 
 class Packing(_message.Message):
     __slots__ = ("num_packs", "max_bytes", "max_group")

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from collectived_proto.syntax import parse_expression
-from collectived_proto.types import Collective
+from collectived_proto.types import Collective, Compression
 
 # Strings are kept as they are, so that a * inside a key stays what it is.
 _STRING_OR_LEAF = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\*""")
@@ -40,6 +40,8 @@ def find_difference(theirs: Collective, ours: Collective) -> Difference | None:
         return Difference("bytes_per_pack", str(theirs.bytes_per_pack), str(ours.bytes_per_pack))
     if theirs.implementation is not ours.implementation:
         return Difference("implementation", theirs.implementation.value, ours.implementation.value)
+    if theirs.compression is not ours.compression:
+        return Difference("compression", theirs.compression.value, ours.compression.value)
     return None
 
 
@@ -55,6 +57,8 @@ def describe_collective(collective: Collective) -> str:
         text += f", bytes_per_pack={collective.bytes_per_pack}"
     if collective.implementation.value != "AUTO":
         text += f", implementation={collective.implementation.value}"
+    if collective.compression is not Compression.NONE:
+        text += f", compression={collective.compression.value}"
     return text
 
 

@@ -149,7 +149,7 @@ def test_a_worker_that_is_lost_is_an_error_the_others_go_on_and_its_successor_is
                 ops.reduce("sum", given, given)
         assert np.array_equal(ops.reduce("sum", value(2), value(2)).primary, summed(value(2)))
         lost = cluster.workers[1]
-        cluster.workers[1] = type(lost)(*lost.process.args[4:-3])
+        cluster.workers[1] = type(lost)(*lost.arguments)
         assert cluster.workers[1].wait_ready()["address"] == cluster.addresses[1]
         assert np.array_equal(ops.reduce("sum", given, given).primary, summed(given))
 
@@ -201,7 +201,7 @@ def test_the_default_session_is_one_for_all_threads_and_a_new_one_when_its_worke
     assert [row.sessions for row in cluster.status().workers] == [1]
     lost = cluster.workers[0]
     lost.close()
-    cluster.workers[0] = type(lost)(*lost.process.args[4:-3])
+    cluster.workers[0] = type(lost)(*lost.arguments)
     cluster.workers[0].wait_ready()
     assert process.communicate("go on\n", timeout=30) == ("[2. 2.]\n", "") and process.returncode == 0
 

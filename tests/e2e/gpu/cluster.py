@@ -6,8 +6,6 @@ import contextlib
 import itertools
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 from collections import Counter
@@ -18,13 +16,15 @@ from typing import Any
 
 import grpc
 import numpy as np
+from tests.e2e.conftest import WARM
+from tests.forked_daemon import ForkedDaemon
+from tests.forked_process import ForkedProcess, fork_server
 
 import collectived as cd
 from collectived.gpu.array import DeviceArray
 from collectived.testing.daemon import Daemon
 from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 
-ROOT = Path(__file__).parents[3]
 SECRET = "the-secret-of-these-tests"
 _names = itertools.count()
 
@@ -59,26 +59,20 @@ class Cluster:
         self.folder = Path(tempfile.mkdtemp(prefix="cd-", dir="/tmp"))
         told = {"GPUS": str(gpus), "HOLD": str(self.hold), "BROKEN": str(self.broken)}
         told |= {"INIT_HOLD": str(self.nccl_hold), "ABORT_HOLD": str(self.abort_hold)}
-        within = ("env", f"PYTHONPATH={ROOT}", *(f"COLLECTIVED_FAKE_{name}={value}" for name, value in told.items()))
         listen = ("--job", "test", "--listen", f"unix:{self.folder}/c.sock")
-        self.coordinator = Daemon(("coordinator", *listen, *coordinating), SECRET)
+        self.coordinator = ForkedDaemon(("coordinator", *listen, *coordinating), SECRET)
         address = str(self.coordinator.wait_ready(30)["address"])
         options = ("--job", "test", "--coordinator", address, "--folder", str(self.folder), *options)
-        kind = Daemon if real else FakeWorker
-        own = [
-            ("env", f"NCCL_HOSTID=host{task}", "NCCL_SOCKET_IFNAME=lo")
-            if real
-            else (
-                *within,
-                f"COLLECTIVED_FAKE_NCCL_BROKEN={self.nccl_broken[task]}",
-                f"COLLECTIVED_FAKE_NCCL_CALLS={self._nccl_calls[task]}",
-            )
-            for task in range(workers)
-        ]
-        self.workers = [
-            kind(("worker", "--task", str(task), "--host-name", f"host{task}", *options), SECRET, own[task])
-            for task in range(workers)
-        ]
+        words = [("worker", "--task", str(task), "--host-name", f"host{task}", *options) for task in range(workers)]
+        self.workers: list[Daemon] = []
+        for task in range(workers):
+            if real:
+                host = ("env", f"NCCL_HOSTID=host{task}", "NCCL_SOCKET_IFNAME=lo")
+                self.workers.append(Daemon(words[task], SECRET, host))
+                continue
+            own = {"NCCL_BROKEN": str(self.nccl_broken[task]), "NCCL_CALLS": str(self._nccl_calls[task])}
+            fake = {f"COLLECTIVED_FAKE_{name}": value for name, value in (told | own).items()}
+            self.workers.append(FakeWorker(words[task], SECRET, environment=fake))
         self.addresses = [str(worker.wait_ready(30)["address"]) for worker in self.workers]
 
     def address_of(self, rank: int, size: int) -> str:
@@ -106,10 +100,8 @@ class Cluster:
         """How many collectives of each kind the fake NCCL of each worker has been given; one counts for each GPU."""
         return [Counter(file.read_text().split() if file.exists() else ()) for file in self._nccl_calls]
 
-    def client(self, program: str) -> subprocess.Popen[str]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLLECTIVED_WORKER": self.addresses[0]}
-        line = [sys.executable, "-u", "-c", program]
-        return subprocess.Popen(line, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def client(self, program: str) -> ForkedProcess:
+        return fork_server(*WARM).start(program, {**os.environ, "COLLECTIVED_WORKER": self.addresses[0]})
 
     def status(self) -> status_pb2.StatusReply:
         with grpc.insecure_channel(self.addresses[0]) as channel:
@@ -141,10 +133,10 @@ class Cluster:
             shutil.rmtree(self.folder)  # where workers that were killed have left their sockets
 
 
-class FakeWorker(Daemon):
+class FakeWorker(ForkedDaemon):
     """A worker as tests/fakes/worker.py composes it."""
 
-    COMMAND = (sys.executable, "-m", "tests.fakes.worker")
+    MODULE = "tests.fakes.worker"
 
 
 def filled(session: cd.Session, value: Any, device: str = "GPU:0") -> DeviceArray:

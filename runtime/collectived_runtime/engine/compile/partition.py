@@ -58,6 +58,7 @@ class Partition:
         send_window, receive_window: windows of what is sent and of the output.
         output_count: elements of the output.
         pieces: for every local receiver the (offset in the output, rows) of its result.
+        shares: of a reduce_scatter, what each place gets, in wide positions.
     """
 
     count: int
@@ -68,6 +69,7 @@ class Partition:
     receive_window: Window
     output_count: int
     pieces: Mapping[int, Pieces]
+    shares: tuple[Span, ...] = ()
 
     @property
     def is_in_order(self) -> bool:
@@ -163,7 +165,8 @@ def _partition_reduce_scatter(workers: RanksByWorker, sizes: Sequence[int], widt
         _make_range(rank, leaf, sizes, width, to, starts[to]) for rank in workers.own_ranks for to in workers.all_ranks
     )
     pieces = {rank: merge_adjacent([(starts[rank] - own.start, sizes[rank])], width) for rank in workers.own_ranks}
-    return Partition(shares[-1].stop, plan, (), folded, Window(), Window((own.start,)), len(own), pieces)
+    window = Window((own.start,))
+    return Partition(shares[-1].stop, plan, (), folded, Window(), window, len(own), pieces, tuple(shares))
 
 
 def _partition_all_to_all(workers: RanksByWorker, rows: Rows, width: int) -> Partition:

@@ -34,6 +34,7 @@ from collectived_proto.types import (
 )
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.compile.blocks import BlockLayout, lay_out_packs, lay_out_shares
 from collectived_runtime.engine.compile.partition import Partition, RanksByWorker, Rows, partition_leaf
 from collectived_runtime.engine.compile.result_header import encode_result_headers
 from collectived_runtime.engine.compile.selection import (
@@ -79,6 +80,8 @@ class PackTask:
     peers: frozenset[int]  # places that the plan speaks to
     partition: Partition | None = None  # where the operation cuts leaves or joins them
     reason: str = ""  # this algorithm: for people
+    blocks: BlockLayout | None = None  # what its plan counts instead of elements, where it travels compressed
+    block_count: int = 0  # of its pack
     dtype: np.dtype[Any] = field(init=False, compare=False)  # of its pack
     result_dtype: np.dtype[Any] = field(init=False, compare=False)
     result_slice: slice = field(init=False, compare=False)  # bytes of its pack's result, in a slot
@@ -194,10 +197,11 @@ def compile_program(
         packs, tasks = _make_partition_tasks(collective, operation, topology, packs, rows)
     else:
         first = first_leaves(packs)
+        layouts = lay_out_packs(collective, topology, packs) or (None,)
         tasks = tuple(
             s
-            for number, pack in enumerate(carried)
-            for s in _make_pack_tasks(collective, topology, first, number, pack)
+            for number, (pack, blocks) in enumerate(zip(carried, layouts, strict=True))
+            for s in _make_pack_tasks(collective, topology, first, number, pack, blocks)
         )
     head, told = encode_result_headers(collective, packs, [task.partition for task in tasks], receivers, strangers)
     return CompiledCollective(
@@ -224,6 +228,7 @@ def _summarize(
     for task in tasks:
         how = arithmetic[task.pack_number]
         row = how.partial_bytes if how is not None else task.pack.dtype.itemsize
+        row = row if task.blocks is None else task.blocks.block_bytes
         for moves in task.plan:
             for move in moves:
                 match move:
@@ -264,23 +269,29 @@ def _make_partition_tasks(
         carried.append(replace(pack, count=how.count, result_offset=result_bytes))
         result_bytes += align_up(how.output_count * pack.result_dtype.itemsize)
         name, why = select_partition_algorithm(operation, workers)
-        plan_hash = digest(f"{described}|{number}")
-        span = Span(0, how.count)
-        tasks.append(
-            PackTask(
-                number,
-                0,
-                carried[-1],
-                span,
-                how.plan,
-                number % CHANNELS,
-                name,
-                plan_hash,
-                find_peers(how.plan),
-                how,
-                why,
-            )
+        plan, plan_hash = how.plan, digest(f"{described}|{number}")
+        blocks = lay_out_shares(collective, topology, how.shares)
+        if blocks is not None:
+            spans = [blocks.to_blocks(share) for share in how.shares]
+            plan = ring.reduce_scatter(range(len(spans)), topology.place, spans)
+            plan_hash = digest(f"{described}|{number}|{blocks.compression.value}")
+            why = f"{why}; compressed to {blocks.compression.value}"
+        task = PackTask(
+            number,
+            0,
+            carried[-1],
+            Span(0, how.count),
+            plan,
+            number % CHANNELS,
+            name,
+            plan_hash,
+            find_peers(plan),
+            how,
+            why,
+            blocks,
+            0 if blocks is None else len(blocks.blocks),
         )
+        tasks.append(task)
     return Layout(tuple(carried), packs.places, packs.staging_bytes, result_bytes), tuple(tasks)
 
 
@@ -310,9 +321,14 @@ def count_tasks(collective: Collective, topology: GroupTopology, layout: Layout)
     if isinstance(collective.operation, AxisOperation) or not layout.packs:
         return max(1, len(layout.packs))
     first, parts = first_leaves(layout), _parts_per_pack(collective)
+    layouts = lay_out_packs(collective, topology, layout)
     return sum(
-        count_pack_tasks(pack.count, parts, select_algorithm(collective, topology, first, number, pack).shards)
-        for number, pack in enumerate(layout.packs)
+        count_pack_tasks(
+            pack.count if blocks is None else len(blocks.blocks),
+            parts,
+            select_algorithm(collective, topology, first, number, pack, blocks).shards,
+        )
+        for number, (pack, blocks) in enumerate(zip(layout.packs, layouts, strict=True))
     )
 
 
@@ -322,23 +338,34 @@ def _parts_per_pack(collective: Collective) -> int:
 
 
 def _make_pack_tasks(
-    collective: Collective, topology: GroupTopology, first: Mapping[int, int], number: int, pack: Pack
+    collective: Collective,
+    topology: GroupTopology,
+    first: Mapping[int, int],
+    number: int,
+    pack: Pack,
+    blocks: BlockLayout | None,
 ) -> list[PackTask]:
     """The tasks of a pack: one per cut and shard, each over its part of the pack and on a channel of its own."""
-    name, shards, why = select_algorithm(collective, topology, first, number, pack)
+    name, shards, why = select_algorithm(collective, topology, first, number, pack, blocks)
     make = _planner(collective.operation, topology, name)
     spans = [
         span
-        for part in cut_evenly(pack.count, _parts_per_pack(collective))
+        for part in cut_evenly(pack.count if blocks is None else len(blocks.blocks), _parts_per_pack(collective))
         for span in part.split(min(shards, max(1, len(part))))
     ]
     described = f"{name}|{len(spans)}|{number}|{pack.count}|{pack.dtype}|{[peer.ranks for peer in topology.peers]}"
+    if blocks is not None:
+        described += f"|{blocks.compression.value}"
     found = []
     for shard, span in enumerate(spans):
         channel = (number * len(spans) + shard) % CHANNELS
         plan = make(span)
         plan_hash = digest(f"{described}|{shard}")
-        found.append(PackTask(number, shard, pack, span, plan, channel, name, plan_hash, find_peers(plan), reason=why))
+        task = PackTask(number, shard, pack, span, plan, channel, name, plan_hash, find_peers(plan), reason=why)
+        if blocks is not None:
+            part = blocks.select(span)
+            task = replace(task, span=part.values, blocks=part, block_count=len(blocks.blocks))
+        found.append(task)
     return found
 
 

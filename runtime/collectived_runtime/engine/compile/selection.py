@@ -26,6 +26,7 @@ from collectived_proto.types import (
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.nccl.interface import element_layout
 from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.compile.blocks import BlockLayout
 from collectived_runtime.engine.compile.partition import RanksByWorker
 from collectived_runtime.plan.packing import select_leaf_tier
 
@@ -49,17 +50,26 @@ _LOCAL_SELECTION = Selection("local", 1, "all ranks are on one worker")
 
 
 def select_algorithm(
-    collective: Collective, topology: GroupTopology, first: Mapping[int, int], number: int, pack: Pack
+    collective: Collective,
+    topology: GroupTopology,
+    first: Mapping[int, int],
+    number: int,
+    pack: Pack,
+    blocks: BlockLayout | None = None,
 ) -> Selection:
     """Select what carries this pack across workers, and in how many shards.
 
     Args:
         first: the first leaf of each pack that has one. number: of the pack.
+        blocks: as which it travels, where it does so compressed.
 
     Raises:
         UnimplementedError: what was ordered cannot be had.
     """
-    carrier = _select(collective, topology, first, number, pack)
+    nbytes = pack.count * pack.dtype.itemsize if blocks is None else blocks.wire_bytes
+    carrier = _select(collective, topology, first, number, pack, nbytes)
+    if blocks is not None:
+        carrier = carrier._replace(reason=f"{carrier.reason}; compressed to {blocks.compression.value}")
     together = len(topology.peers) == 1 and len(topology.gpus) < 2  # on one GPU one kernel folds all of it
     if together or not topology.has_gpus or carrier.algorithm == NCCL:
         return carrier
@@ -68,7 +78,7 @@ def select_algorithm(
 
 
 def _select(
-    collective: Collective, topology: GroupTopology, first: Mapping[int, int], number: int, pack: Pack
+    collective: Collective, topology: GroupTopology, first: Mapping[int, int], number: int, pack: Pack, nbytes: int
 ) -> Selection:
     operation = collective.operation
     wanted = select_leaf_tier(collective, first[number]) if collective.all_reduce_spec and number in first else None
@@ -90,7 +100,6 @@ def _select(
         return _LOCAL_SELECTION
     if wanted is not None:
         return Selection(wanted.algorithm, wanted.shards, f"all_reduce_spec: {wanted}")
-    nbytes = pack.count * pack.dtype.itemsize
     tier = select_tier(topology.tuning_table, nbytes)
     if collective.implementation in _RING_HINTS:
         where = f"here: {refusal}" if topology.has_gpus else "on CPU devices"

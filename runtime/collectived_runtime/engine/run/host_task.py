@@ -14,6 +14,7 @@ from collectived_runtime.engine.clients.local_rank import InputBuffers
 from collectived_runtime.engine.compile.partition import Partition, Window, find_single_run
 from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
 from collectived_runtime.engine.record.counters import Counters
+from collectived_runtime.engine.run.compressed import carry_compressed
 from collectived_runtime.engine.run.fold_pool import MIN_PARALLEL_BYTES, PIECE_BYTES
 from collectived_runtime.engine.run.schedule import YIELD_NOW, Buffers, Wait, execute
 from collectived_runtime.engine.run.task import TaskContext, TaskTools
@@ -36,7 +37,10 @@ def run(context: TaskContext) -> Iterator[Wait]:
     try:
         buffers = yield from _prepare_buffers(context, output)
         context.mark_fold(began)
-        yield from execute(task.plan, buffers, context.transport)
+        if task.blocks is None:
+            yield from execute(task.plan, buffers, context.transport)
+        else:
+            yield from carry_compressed(context, buffers)
     finally:
         tools.workspace.release(task.pack_number)
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from itertools import accumulate
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ class Awaitable(Protocol):
 # What a generator waits for: links with poll events, what others do with 0; empty: ready to go on.
 Wait = Sequence[tuple[Link | Awaitable, int]]
 YIELD_NOW: Wait = ()
+Headers = list[tuple[bytes, int]]  # of the frames of a move, each with the length of its payload
 
 FOLD_BLOCK_BYTES = 256 << 10  # received between two folds: stays in the cache
 MAX_STEP_BYTES = 2 << 20  # received on one link between two looks at the world
@@ -66,7 +68,7 @@ class PlanTransport:
 
 
 class PlanMemory(Protocol):
-    """The three buffers of a plan. Moves over links need memory of the host, which is `Buffers`."""
+    """The three buffers of a plan. Moves over links need memory of the host, which is a `LinkMemory`."""
 
     def apply_finish(self, source: Buffer, span: Span) -> None:
         """Makes the values of `span` in `source` final, in OUTPUT."""
@@ -76,8 +78,53 @@ class PlanMemory(Protocol):
         raise NotImplementedError
 
 
+class ReceiveTarget(Protocol):
+    """Where received bytes go. An `asyncio.BufferedProtocol` has the same two methods."""
+
+    def get_buffer(self, limit: int) -> memoryview:
+        """Where the next bytes belong, at most `limit` of them."""
+        raise NotImplementedError
+
+    def buffer_updated(self, count: int) -> None:
+        """So many have been written there."""
+
+
+class Collection(Protocol):
+    """What each has contributed to a span, kept apart until all of it is there."""
+
+    @property
+    def targets(self) -> Mapping[int, ReceiveTarget]:
+        """By participant, where its part goes."""
+        raise NotImplementedError
+
+    def fold(self) -> None:
+        """Fold all parts, in the order of their move, into SCRATCH, which may be the memory of mine."""
+
+
+# What is sent together, and the next of it once that has been taken: the first begins with a header.
+Batches = Iterator[list["bytes | memoryview"]]
+
+
+class LinkMemory(PlanMemory):
+    """Memory of the host, whose spans travel over links. Elements are rows of `row_bytes` on the wire."""
+
+    def row_bytes(self, buffer: Buffer) -> int:
+        raise NotImplementedError
+
+    def read(self, move: SendMove, headers: Headers) -> Batches:
+        """What is sent for a move, in one frame per header."""
+        raise NotImplementedError
+
+    def open_target(self, move: RecvMove) -> ReceiveTarget:
+        raise NotImplementedError
+
+    def open_collection(self, move: CollectMove, peers: Container[int]) -> Collection:
+        """For the parts that come from `peers`; that of anybody else is mine."""
+        raise NotImplementedError
+
+
 @dataclass(slots=True)
-class Buffers:
+class Buffers(LinkMemory):
     """The memory of one pack and shard on the host. Elements are rows.
 
     The three buffers may be the same memory (see plan/moves.py).
@@ -108,6 +155,23 @@ class Buffers:
         else:
             self.finish(self.view(source, span), self.view(Buffer.OUTPUT, span))
 
+    def row_bytes(self, buffer: Buffer) -> int:
+        return self._select_array(buffer).strides[0]
+
+    def read(self, move: SendMove, headers: Headers) -> Batches:
+        data = _as_bytes(self.view(move.source, move.span))
+        stops = list(accumulate(length for _, length in headers))
+        frames = ((header, data[stop - length : stop]) for (header, length), stop in zip(headers, stops, strict=True))
+        yield [part for frame in frames for part in frame if len(part)]
+
+    def open_target(self, move: RecvMove) -> ReceiveTarget:
+        if move.fold is None:
+            return InPlaceTarget(self.view(move.target, move.span))
+        return FoldTarget(self, move, move.fold)
+
+    def open_collection(self, move: CollectMove, peers: Container[int]) -> Collection:
+        return _Parts(self, move, peers)
+
     def run_native(self, move: NativeMove) -> Iterator[Wait]:
         assert self.native is not None, f"{move.kind.value} by an engine, which this task does not have"
         return self.native(move)
@@ -127,7 +191,7 @@ def execute(plan: WidePlan, memory: PlanMemory, transport: PlanTransport) -> Ite
     stamp, marks = transport.frames, transport.marks
     for number, moves in enumerate(plan):
         under_way: list[_PendingSend | _PendingReceive] = []
-        collects: list[_Collected] = []
+        collections: list[Collection] = []
         for move in moves:
             match move:
                 case FinishMove(span, source):
@@ -135,8 +199,8 @@ def execute(plan: WidePlan, memory: PlanMemory, transport: PlanTransport) -> Ite
                 case NativeMove():
                     yield from memory.run_native(move)
                 case _:
-                    assert isinstance(memory, Buffers), "what travels over links lies in memory of the host"
-                    under_way += _start_transfers(move, memory, transport, number, collects)
+                    assert isinstance(memory, LinkMemory), "what travels over links lies in memory of the host"
+                    under_way += _start_transfers(move, memory, transport, number, collections)
         began = time.monotonic() if marks is not None and under_way else 0.0
         while under_way:
             moved = False
@@ -151,76 +215,73 @@ def execute(plan: WidePlan, memory: PlanMemory, transport: PlanTransport) -> Ite
             under_way = left
             if under_way:
                 yield YIELD_NOW if moved else [(one.link, one.poll_events) for one in under_way]
-        for collected in collects:
-            assert isinstance(memory, Buffers)
-            _fold_in_order(memory, collected)
+        for collection in collections:
+            collection.fold()
 
 
 def _start_transfers(
     move: SendMove | RecvMove | CollectMove,
-    buffers: Buffers,
+    memory: LinkMemory,
     transport: PlanTransport,
     number: int,
-    collects: list[_Collected],
+    collections: list[Collection],
 ) -> Iterator[_PendingSend | _PendingReceive]:
-    """The transfers of a move in round `number`; what is to be folded when the round ends is added to `collects`."""
-    links, stamp = transport.links, transport.frames
+    """The transfers of a move in round `number`; what is to be folded when the round ends is added to `collections`."""
+    links = transport.links
     match move:
         case SendMove(peer, span, source):
-            part = buffers.view(source, span)
-            yield _PendingSend(links[peer], _make_frames(part, span, stamp, number))
-        case RecvMove(peer, span, target, fold):
-            part = buffers.view(target, span)
-            place = InPlaceTarget(part) if fold is None else FoldTarget(buffers, move, fold)
-            yield _PendingReceive(transport, links[peer], place, _make_frames(part, span, stamp, number))
-        case CollectMove(order, span, mine):
-            part = buffers.view(mine, span)
-            parts = [np.empty_like(part) if peer in links else part for peer in order]
-            collects.append(_Collected(span, parts, mine_is_first=order[0] not in links))
-            for peer, part in zip(order, parts, strict=True):
-                if peer in links:
-                    frames = _make_frames(part, span, stamp, number)
-                    yield _PendingReceive(transport, links[peer], InPlaceTarget(part), frames)
+            headers = _make_headers(span, memory.row_bytes(source), transport.frames, number)
+            yield _PendingSend(links[peer], memory.read(move, headers))
+        case RecvMove(peer, span, target):
+            headers = _make_headers(span, memory.row_bytes(target), transport.frames, number)
+            yield _PendingReceive(transport, links[peer], memory.open_target(move), headers)
+        case CollectMove(_, span, mine):
+            collection = memory.open_collection(move, links)
+            collections.append(collection)
+            for peer, place in collection.targets.items():
+                headers = _make_headers(span, memory.row_bytes(mine), transport.frames, number)
+                yield _PendingReceive(transport, links[peer], place, headers)
 
 
-class _Collected(NamedTuple):
-    """What each has contributed to a span, in the order in which it is folded; mine lies where it lay before."""
+class _Parts:
+    """A `Collection`, whose parts are partial sums."""
 
-    span: Span
-    parts: list[Array]
-    mine_is_first: bool
+    def __init__(self, buffers: Buffers, move: CollectMove, peers: Container[int]) -> None:
+        self._buffers = buffers
+        self._span = move.span
+        mine = buffers.view(move.mine, move.span)
+        self._parts = [np.empty_like(mine) if peer in peers else mine for peer in move.order]
+        self._mine_is_first = move.order[0] not in peers
+        arriving = zip(move.order, self._parts, strict=True)
+        self.targets: dict[int, ReceiveTarget] = {peer: InPlaceTarget(part) for peer, part in arriving if peer in peers}
 
+    def fold(self) -> None:
+        """Folds in memory of what has come, which nobody reads again; the last fold goes where the total is to lie.
 
-def _fold_in_order(buffers: Buffers, collected: _Collected) -> None:
-    """Fold in memory of what has come, which nobody reads again; the last fold goes where the total is to lie.
-
-    That may be the memory of my part, which has been folded by then or is an operand of this fold.
-    """
-    span, (total, *others), mine_is_first = collected
-    out = buffers.view(Buffer.SCRATCH, span)
-    for number, part in enumerate(others, 1):
-        target = out if number == len(others) else part if mine_is_first and number == 1 else total
-        buffers.fold(total, part, target)
-        total = target
-    if not others:
-        np.copyto(out, total)
+        That may be the memory of my part, which has been folded by then or is an operand of this fold.
+        """
+        total, *others = self._parts
+        out = self._buffers.view(Buffer.SCRATCH, self._span)
+        for number, part in enumerate(others, 1):
+            target = out if number == len(others) else part if self._mine_is_first and number == 1 else total
+            self._buffers.fold(total, part, target)
+            total = target
+        if not others:
+            np.copyto(out, total)
 
 
 def _as_bytes(part: Array) -> memoryview:
     return part.reshape(-1).view(np.uint8).data
 
 
-def _make_frames(part: Array, span: Span, stamp: FrameTemplate, number: int) -> list[tuple[bytes, memoryview]]:
-    """Header and payload of each frame of a move: one, or several where it is huge. An empty span is an empty frame."""
-    data = _as_bytes(part)
-    row = len(data) // len(part) if len(part) else 0
-    if len(data) <= MAX_PAYLOAD:
-        return [(stamp.header(number, span.start * row, len(data)), data)]
-    limit = MAX_PAYLOAD // row * row
-    return [
-        (stamp.header(number, span.start * row + at, min(limit, len(data) - at)), data[at : at + limit])
-        for at in range(0, len(data), limit)
-    ]
+def _make_headers(span: Span, row_bytes: int, stamp: FrameTemplate, number: int) -> Headers:
+    """Of the frames of a move: one, or several where it is huge. An empty span is an empty frame."""
+    offset, nbytes = span.start * row_bytes, len(span) * row_bytes
+    if nbytes <= MAX_PAYLOAD:
+        return [(stamp.header(number, offset, nbytes), nbytes)]
+    limit = MAX_PAYLOAD // row_bytes * row_bytes
+    lengths = [min(limit, nbytes - at) for at in range(0, nbytes, limit)]
+    return [(stamp.header(number, offset + at * limit, length), length) for at, length in enumerate(lengths)]
 
 
 class _PendingSend:
@@ -229,10 +290,11 @@ class _PendingSend:
     poll_events = select.POLLOUT
     mark_kind = SEND
 
-    def __init__(self, link: Link, frames: list[tuple[bytes, memoryview]]) -> None:
+    def __init__(self, link: Link, batches: Batches) -> None:
         self.link = link
         self.done = False
-        self._parts: list[bytes | memoryview] = [part for frame in frames for part in frame if len(part)]
+        self._batches = batches
+        self._parts = next(batches)
 
     def advance(self) -> bool:
         """Sends what fits; whether anything did."""
@@ -244,8 +306,9 @@ class _PendingSend:
         if self._parts and left:
             self._parts[0] = memoryview(self._parts[0])[left:]
         if not self._parts:
-            self.done = True
-            self.link.is_mid_send = False
+            self._parts = next(self._batches, [])
+            self.done = not self._parts
+            self.link.is_mid_send = not self.done
         return taken > 0
 
 
@@ -259,12 +322,12 @@ class _PendingReceive:
         self,
         transport: PlanTransport,
         link: Link,
-        target: InPlaceTarget | FoldTarget,
-        frames: list[tuple[bytes, memoryview]],
+        target: ReceiveTarget,
+        headers: Headers,
     ) -> None:
         self.link = link
         self.done = False
-        self._frames = frames
+        self._headers = headers
         self._on_unexpected_frame = transport.on_unexpected_frame
         self._bytes_left = -1  # bytes of the current frame still to come; -1: its header has not been accepted
         self._target = target
@@ -287,8 +350,8 @@ class _PendingReceive:
             moved = True
             if self._bytes_left == 0:
                 self._bytes_left = -1
-                self._frames.pop(0)
-                self.done = not self._frames
+                self._headers.pop(0)
+                self.done = not self._headers
         return moved
 
     def _accept_header(self) -> bool:
@@ -296,11 +359,11 @@ class _PendingReceive:
         header = self.link.read_header()
         if header is None:
             return False
-        expected, payload = self._frames[0]
+        expected, nbytes = self._headers[0]
         if header != expected and self._on_unexpected_frame(self.link, expected, header):
             return False
         self.link.consume_header()
-        self._bytes_left = len(payload)
+        self._bytes_left = nbytes
         return True
 
 

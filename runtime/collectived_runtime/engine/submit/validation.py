@@ -11,12 +11,15 @@ from collectived_proto.types import (
     AxisOperation,
     Broadcast,
     Collective,
+    Compression,
+    DType,
     Gather,
     GroupInfo,
     Leaf,
     Operation,
     Recv,
     Reduce,
+    ReduceOp,
     Reduction,
     Scatter,
     Send,
@@ -54,6 +57,8 @@ def check(collective: Collective, group: GroupInfo, rank: int | None = None) -> 
         for leaf in collective.leaves:
             if why := unsupported_reason(operation.reduce_op, leaf.dtype):
                 raise UnimplementedError(f"{leaf.path or 'value'}: {why}")
+        if collective.compression is not Compression.NONE:
+            _check_compression(collective, operation, group)
     if isinstance(operation, AxisOperation):
         _check_rows(collective, operation, group)
     if collective.open and not _may_omit_value(operation, rank):
@@ -63,6 +68,24 @@ def check(collective: Collective, group: GroupInfo, rank: int | None = None) -> 
     _check_at_most("the number of tiers in all_reduce_spec", len(collective.all_reduce_spec), MAX_TIERS)
     for tier in collective.all_reduce_spec:
         _check_tier(tier, group)
+
+
+def _check_compression(collective: Collective, operation: Reduction, group: GroupInfo) -> None:
+    asked = f'compression="{collective.compression.value}"'
+    instead = 'use compression="none"'
+    if operation.reduce_op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise InvalidArgumentError(f"{asked} is for sums and means, not for {operation}; {instead}")
+    for leaf in collective.leaves:
+        if leaf.dtype not in (DType.FLOAT32, DType.BFLOAT16):
+            raise InvalidArgumentError(
+                f"{leaf.path or 'the value'} is {leaf}, and {asked} is for float32 and bfloat16; "
+                f"{instead}, or reduce it apart"
+            )
+    on_gpu = next((member for member in group.members if DeviceName.parse(member.device).kind == "GPU"), None)
+    if on_gpu is not None:
+        raise UnimplementedError(
+            f"{asked} is for groups on CPU devices, and rank {on_gpu.rank} is on {on_gpu.device}; {instead}"
+        )
 
 
 def _check_at_most(name: str, value: int, most: int) -> None:

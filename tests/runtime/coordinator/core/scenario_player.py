@@ -46,6 +46,7 @@ from collectived_proto.types import (
     Broadcast,
     Collective,
     CommunicationImplementation,
+    Compression,
     DType,
     GroupInfo,
     Leaf,
@@ -261,6 +262,7 @@ class Player:
             CommunicationImplementation(given.get("implementation", "AUTO")),
             site,
             open=structure == "what comes",
+            compression=Compression(given.get("compression", "none")),
         )
 
     # Effects
