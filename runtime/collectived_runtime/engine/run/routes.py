@@ -23,7 +23,9 @@ def has_route(program: CompiledCollective, places: int) -> bool:
     task, arithmetic = program.tasks[0], program.arithmetic[0]
     if len(program.tasks) > 1 or len(program.layout.packs) > 1 or arithmetic is None or places > core.MOST_WIRES:
         return False
-    is_plain = task.partition is None and task.channel == CHANNEL and not program.nccl_task_count
+    is_plain = (
+        task.partition is None and task.blocks is None and task.channel == CHANNEL and not program.nccl_task_count
+    )
     is_small = 0 < task.pack.count * arithmetic.partial_bytes <= MAX_ROUTE_BYTES
     known = (SendMove, RecvMove, CollectMove, FinishMove)
     return is_plain and is_small and all(isinstance(move, known) for moves in task.plan for move in moves)

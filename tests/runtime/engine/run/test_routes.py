@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from tests.runtime.engine.compile.test_program import topology
 from tests.runtime.engine.run.test_schedule import Array, never, run_all
 
 from collectived_native import core, segment
-from collectived_proto.types import AllReduce, Collective, DType, Leaf, Operation, Reduce, ReduceOp, Tier
+from collectived_proto.types import AllReduce, Collective, Compression, DType, Leaf, Operation, Reduce, ReduceOp, Tier
 from collectived_runtime.engine.compile.program import CompiledCollective, compile_program
 from collectived_runtime.engine.run.routes import compile_moves, has_route, make_template
 from collectived_runtime.engine.run.schedule import Buffers, PlanTransport, execute
@@ -158,11 +159,12 @@ def test_a_route_gives_the_bits_of_the_general_executor(
         assert place.told[1:5] == (TIMES, chain, False, False)
 
 
-def test_what_is_large_or_in_several_packs_has_no_route() -> None:
-    def compile_sum(*counts: int) -> CompiledCollective:
-        leaves = tuple(Leaf(str(count), DType.FLOAT32, (count,)) for count in counts)
-        return compile_program(Collective(AllReduce(ReduceOp.SUM), "*", leaves), topology(1, 1))
+def test_what_is_large_or_compressed_has_no_route() -> None:
+    def compile_sum(count: int, **fields: Any) -> CompiledCollective:
+        leaves = (Leaf("", DType.FLOAT32, (count,)),)
+        return compile_program(Collective(AllReduce(ReduceOp.SUM), "*", leaves, **fields), topology(1, 1))
 
     assert has_route(compile_sum(100), 2)
     assert not has_route(compile_sum(20_000), 2)
+    assert not has_route(compile_sum(100, compression=Compression.INT8), 2)
     assert not has_route(compile_sum(100), core.MOST_WIRES + 1)
