@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from collectived import call_site
@@ -42,24 +44,32 @@ def complete_future(
     The reducer takes the value without asking whether it is an error: of what `set_exception` leaves it makes "unable
     to cast to Tensor", or ends the process. So it gets `tensors`.
 
+    Garbage collection does not see what a future holds, so whatever it is given must not hold the future.
+
     Args:
         collect: has the caller given the failure, and raises it. From then on the group goes on, where it does. That
             must be at a point of the caller's program, the same on all ranks, so what hangs on the future does without.
     """
-
-    def give(_: object) -> None:
-        if collect is not None and not is_settling():
-            collect()
-        assert failure is not None
-        raise failure
-
-    if failure is not None:
-        future._set_unwrap_func(give)  # the half of `set_exception` that makes value() and wait() raise
+    if failure is not None:  # the half of `set_exception` that makes value() and wait() raise
+        future._set_unwrap_func(partial(_give, _copy_error(failure), collect))
     _settling.depth = getattr(_settling, "depth", 0) + 1
     try:
         future.set_result(tensors)
     finally:
         _settling.depth -= 1
+
+
+def _give(failure: Exception, collect: Callable[[], object] | None, _: object) -> None:
+    if collect is not None and not is_settling():
+        collect()
+    raise _copy_error(failure)
+
+
+def _copy_error(error: Any) -> Any:
+    """The same without a traceback, for that holds frames, and these the future that is waited for."""
+    made = copy.copy(error)
+    made.__cause__ = error.__cause__ and _copy_error(error.__cause__)
+    return made
 
 
 def queue_after_backward(future: Future, wait: Callable[[], object]) -> None:

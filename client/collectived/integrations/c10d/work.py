@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -205,7 +206,7 @@ class PendingWork(dist._Work):  # type: ignore[misc]
         if failure is None:
             self._settle()
         else:
-            self._complete_future(translate(failure), self.wait)
+            self._complete_future(translate(failure), partial(_collect, self._works))
 
     def _settle(self) -> None:
         """Wait, and give the future its value unless another thread does."""
@@ -222,3 +223,12 @@ class PendingWork(dist._Work):  # type: ignore[misc]
                 return
             self._claimed = True
         complete_future(self._future, self._result, failure, collect)
+
+
+def _collect(works: Sequence[Work[Any]]) -> None:
+    """Have the caller given the error of works that have ended."""
+    try:
+        for work in works:
+            work.wait()
+    except CollectiveError as error:
+        raise translate(error) from error

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -60,6 +63,31 @@ def test_a_failed_future_gives_tensors_to_those_who_do_not_ask_and_raises_to_tho
         future.wait()
     with pytest.raises(RuntimeError, match="rank 1 aborted"):
         future.then(lambda done: done.value()).wait()
+
+
+@pytest.mark.parametrize("fails", ["on all ranks", "here"])
+def test_a_failed_future_that_is_dropped_keeps_no_work_and_no_tensors(make: Any, fails: str) -> None:
+    setting = make()
+    if fails == "on all ranks":
+        verdict = setting.far.verdict(Code.ABORTED, "rank 1 aborted", 0)
+        setting.far.answer = lambda ring: [setting.far.failed(ring.instance, verdict)]
+
+    def finish(_: object) -> None:
+        raise RuntimeError("it does not fit")
+
+    def fail() -> list[Any]:
+        work = start(setting, finish)
+        future = work.get_future()
+        with pytest.raises(RuntimeError):
+            future.wait()
+        return [weakref.ref(one) for one in (work, *work._works, *work._result)]
+
+    kept = fail()
+    end = time.monotonic() + 10  # for the thread that calls back to let go
+    while any(one() is not None for one in kept) and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
+    assert [one() for one in kept] == [None] * 3
 
 
 def test_a_group_goes_on_once_the_caller_has_the_error_and_not_when_callbacks_hear_of_it(make: Any) -> None:
