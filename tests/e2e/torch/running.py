@@ -43,7 +43,7 @@ class Ended(NamedTuple):
 
 def run_ranks(cluster: Cluster, store: Path, ranks: int, program: str) -> list[Ended]:
     """Runs `program`, to which `init` is known, as that many ranks over the workers; how each ended."""
-    clients = [cluster.client(rank, ranks, "unused", BEGIN + program) for rank in range(ranks)]
+    clients = [cluster.fresh_client(rank, ranks, "unused", BEGIN + program) for rank in range(ranks)]
     try:
         for client in clients:
             assert client.stdin is not None
