@@ -56,11 +56,29 @@ assert all((one == size).all() for one in many)
 sparse = torch.sparse_coo_tensor([[rank, 3]], [1.0, 2.0], (5,), check_invariants=True)
 dist.all_reduce(sparse)
 assert sparse.to_dense().tolist() == [1.0] * 3 + [2.0 * size, 0.0]
+sparse = torch.sparse_coo_tensor([[rank, 3]], [3.0, 1.0], (5,), check_invariants=True)
+dist.all_reduce(sparse, dist.ReduceOp.AVG)
+assert sparse.to_dense().tolist() == [1.0] * 3 + [1.0, 0.0]
+for dtype, most in ((torch.int64, 2**60), (torch.uint8, 200)):
+    sparse = torch.sparse_coo_tensor([[rank, 3]], torch.tensor([7, most]).to(dtype), (5,), check_invariants=True)
+    dist.all_reduce(sparse, dist.ReduceOp.AVG)
+    assert sparse.dtype is dtype and sparse.to_dense().tolist() == [2] * 3 + [most, 0]
+t, one = torch.tensor([200], dtype=torch.uint8), torch.empty(1, dtype=torch.uint8)
+dist.all_reduce(t, dist.ReduceOp.AVG)
+dist.reduce(t, 0, dist.ReduceOp.AVG)
+dist.reduce_scatter_tensor(one, t.repeat(size), dist.ReduceOp.AVG)
+assert t.tolist() == one.tolist() == [200]
+t = torch.tensor([[-rank, 1], [2, rank]], dtype=torch.int16).t()
+dist.all_reduce(t, dist.ReduceOp.AVG)
+assert t.tolist() == [[-1, 2], [1, 1]]
 from torch._C import _distributed_c10d as c10d
 if hasattr(c10d, "_make_nccl_premul_sum"):
     t = torch.ones(2)
     dist.all_reduce(t, c10d._make_nccl_premul_sum(0.5))
     assert t.tolist() == [0.5 * size] * 2
+    sparse = torch.sparse_coo_tensor([[3]], [1.0], (5,), check_invariants=True)
+    dist.all_reduce(sparse, c10d._make_nccl_premul_sum(0.5))
+    assert sparse.to_dense()[3] == 0.5 * size
 for wrong, error in ((lambda: dist.all_reduce(torch.zeros(2, dtype=torch.float8_e4m3fn)), TypeError),
                      (lambda: dist.all_reduce_coalesced([torch.ones(1), torch.ones(1, dtype=torch.int8)]), Exception)):
     try:

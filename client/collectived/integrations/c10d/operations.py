@@ -10,11 +10,10 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from collectived.integrations.c10d.membership import Membership
-from collectived.integrations.c10d.reductions import Reduction, divide, plan_reduction, scale
+from collectived.integrations.c10d.reductions import Reduction, divide, plan_reduction, plan_sparse_reduction, scale
 from collectived.integrations.c10d.submission import AnyWork, Submission
 from collectived.integrations.c10d.tensors import Tensor, TensorTarget, flatten, join, to_leaf
 from collectived.integrations.c10d.work import Finish, PendingWork
-from collectived_proto.types import ReduceOp
 
 
 class Operations(Membership):
@@ -48,31 +47,31 @@ class Operations(Membership):
         if tensors[0].layout is torch.sparse_coo:
             return self._all_reduce_sparse(tensors, opts)
         reduction = self._plan(tensors, opts)
-        targets = [TensorTarget.of(tensor, reduction.as_bytes) for tensor in tensors]
-        values = [target.leaf for target in targets]
-        if reduction.factor is not None:
+        targets = [_target(tensor, reduction) for tensor in tensors]
+        out = [target.leaf for target in targets]
+        values = out
+        if reduction.changes_values:
             values = [to_leaf(scale(flatten(tensor), reduction)) for tensor in tensors]
 
         def finish(_: object) -> None:
-            for target, tensor in zip(targets, tensors, strict=True):
+            for target in targets:
+                divide(target.flat, reduction)
                 target.settle()
-                divide(tensor, reduction)
 
-        out = [target.leaf for target in targets]
         start = partial(self._group.all_reduce, reduction.op, _one_or_all(values), out=_one_or_all(out))
         return self._submission.run([start], finish, tensors, opts)
 
     def _all_reduce_sparse(self, tensors: Sequence[Tensor], opts: Any) -> AnyWork:
         (tensor,) = tensors
-        if self._plan([tensor.values() if tensor.is_coalesced() else tensor._values()], opts).op is not ReduceOp.SUM:
-            raise ValueError(f"sparse tensors are reduced by SUM alone, got {opts.reduceOp}")
+        reduction = plan_sparse_reduction(opts.reduceOp, tensor.dtype, self._size)
         own = tensor.coalesce()
-        rows, dense = own.indices().t().contiguous(), own.values()
+        rows, dense = own.indices().t().contiguous(), scale(own.values(), reduction)
 
         def finish(results: list[Any]) -> None:
             indices, values = (torch.as_tensor(part, device=tensor.device) for part in results[0])
-            made = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False)
-            tensor.copy_(made.coalesce())
+            made = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False).coalesce()
+            divide(made._values(), reduction)
+            tensor.copy_(made.to(tensor.dtype))
 
         start = partial(self._group.all_gather, [rows, dense])
         return self._submission.run([start], finish, tensors, opts)
@@ -88,13 +87,13 @@ class Operations(Membership):
         opts = _options(opts, c10d.ReduceOptions)
         (tensor,) = tensors
         reduction = self._plan(tensors, opts)
-        target = TensorTarget.of(tensor, reduction.as_bytes)
-        value = target.leaf if reduction.factor is None else to_leaf(scale(flatten(tensor), reduction))
+        target = _target(tensor, reduction)
+        value = to_leaf(scale(flatten(tensor), reduction)) if reduction.changes_values else target.leaf
 
         def finish(_: object) -> None:
             if self._rank == opts.rootRank:
+                divide(target.flat, reduction)
                 target.settle()
-                divide(tensor, reduction)
 
         start = partial(self._group.reduce, reduction.op, value, opts.rootRank, out=target.leaf)
         return self._submission.run([start], finish, tensors, opts)
@@ -171,7 +170,7 @@ class Operations(Membership):
         """One collective for all inputs that are cut alike."""
         opts = _options(opts, c10d.ReduceScatterOptions)
         reduction = self._plan(outputs, opts)
-        targets = [TensorTarget.of(output, reduction.as_bytes) for output in outputs]
+        targets = [_target(output, reduction) for output in outputs]
         alike: dict[tuple[int, ...], list[tuple[Any, Any]]] = {}
         for (flat, sizes), target in zip(inputs, targets, strict=True):
             value = to_leaf(scale(flatten(flat, reduction.as_bytes), reduction))
@@ -188,9 +187,9 @@ class Operations(Membership):
         ]
 
         def finish(_: object) -> None:
-            for target, output in zip(targets, outputs, strict=True):
+            for target in targets:
+                divide(target.flat, reduction)
                 target.settle()
-                divide(output, reduction)
 
         return self._submission.run(starts, finish, outputs, opts)
 
@@ -259,6 +258,10 @@ def _options(given: Any, kind: Any) -> Any:
             made.reduceOp = given
         return made
     return given
+
+
+def _target(tensor: Tensor, reduction: Reduction) -> TensorTarget:
+    return TensorTarget.wide(tensor) if reduction.is_wide else TensorTarget.of(tensor, reduction.as_bytes)
 
 
 def _one_or_all(leaves: list[Any]) -> Any:

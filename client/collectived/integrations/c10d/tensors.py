@@ -57,14 +57,16 @@ class TensorTarget:
 
     Attributes:
         leaf: one axis; of the tensor's elements at first, so that it serves as the value too.
+        flat: the same as a tensor.
     """
 
-    __slots__ = ("_flat", "_tensors", "leaf")
+    __slots__ = ("_is_wide", "_tensors", "flat", "leaf")
 
     def __init__(self, flat: Tensor, tensors: Sequence[Tensor]) -> None:
         """`tensors` are to be filled from `flat`, one behind the other."""
-        self._flat = flat
+        self.flat = flat
         self._tensors = tensors
+        self._is_wide = False
         self.leaf = to_leaf(flat)
 
     @classmethod
@@ -72,6 +74,13 @@ class TensorTarget:
         """One tensor, in place where it is row-major."""
         flat = flatten(tensor, as_bytes)
         return cls(flat, () if flat.data_ptr() == tensor.data_ptr() else (tensor,))
+
+    @classmethod
+    def wide(cls, tensor: Tensor) -> TensorTarget:
+        """One tensor of integers, for a result of int64; `leaf` has no elements at first."""
+        target = cls(torch.empty(tensor.numel(), dtype=torch.int64, device=tensor.device), (tensor,))
+        target._is_wide = True
+        return target
 
     @classmethod
     def joined(cls, tensors: Sequence[Tensor]) -> TensorTarget:
@@ -91,7 +100,8 @@ class TensorTarget:
         start = 0
         for tensor in self._tensors:
             end = start + carried_length(tensor)
-            copy_into(tensor, self._flat[start:end])
+            part = self.flat[start:end]
+            copy_into(tensor, part.to(tensor.dtype) if self._is_wide else part)
             start = end
 
 
