@@ -150,6 +150,80 @@ def test_gathers_scatters_and_objects(cluster: Any, tmp_path: Path) -> None:
     check(cluster, tmp_path, GATHERS)
 
 
+MISFITS = """
+own = torch.full(([2, 4, 3][rank],), float(rank))
+for rooms in ([3, 3, 3], [2, 3, 4]):  # 9 elements, as there are
+    outs = [torch.zeros(room) for room in rooms]
+    try:
+        dist.all_gather(outs, own)
+        raise SystemExit("it was not refused")
+    except (ValueError, dist.DistBackendError):
+        pass
+    try:
+        dist.gather(own, outs if rank == 0 else None)
+        assert rank != 0, "it was not refused"
+    except ValueError as error:
+        assert "gave" in str(error), error
+mixed, rows = (3, 1, 2), [2, 2, 2]  # of rank 2 alone there is room for its own part
+for number, call in enumerate((
+    lambda: dist.all_to_all([torch.zeros(room) for room in mixed], [torch.ones(2) for _ in range(size)]),
+    lambda: dist.all_to_all_single(torch.zeros(6), torch.ones(6), list(mixed), rows),
+    lambda: dist.all_to_all_single(torch.zeros(6), torch.ones(6), [3, 3, 3], rows),
+    lambda: dist.all_reduce_coalesced([]),
+)):
+    try:
+        call()
+        assert rank == 2 and number < 2, "it was not refused"
+    except ValueError:
+        pass
+t = torch.ones(1)
+dist.all_reduce(t)  # the ranks are in step
+assert t.item() == size
+"""
+
+
+def test_outputs_that_do_not_fit_what_ranks_give_are_refused(cluster: Any, tmp_path: Path) -> None:
+    check(cluster, tmp_path, MISFITS)
+
+
+FORMS = """
+world, minute = dist.group.WORLD, datetime.timedelta(minutes=1)
+def ranked():
+    return torch.full((2,), float(rank))
+def values(*wanted):
+    return [one[0].item() for one in wanted]
+for more in (dict(opts=1), dict(root=1), dict(root=1, timeout=minute)):
+    t = ranked()
+    world.broadcast(t, **more).wait()
+    assert values(t) == [1]
+t, u, v = ranked(), ranked(), ranked()
+world.broadcast(t, 2).wait()
+world.allreduce([u], op=dist.ReduceOp.MAX).wait()
+world.allreduce(v, dist.ReduceOp.MAX, minute).wait()
+assert values(t, u, v) == [2, 2, 2]
+t = ranked()
+world.reduce(t, 0, dist.ReduceOp.SUM).wait()
+assert rank or values(t) == [3]
+world.barrier(timeout=minute).wait()
+world.barrier(minute).wait()
+outs = [torch.zeros(2) for _ in range(size)]
+world.allgather(outs, ranked()).wait()
+assert values(*outs) == [0, 1, 2]
+outs = [torch.zeros(2) for _ in range(size)] if rank == 1 else []
+world.gather(outs, ranked(), 1).wait()
+assert rank != 1 or values(*outs) == [0, 1, 2]
+t = torch.zeros(2)
+world.scatter(t, [torch.full((2,), 5.0 + other) for other in range(size)] if rank == 1 else [], 1).wait()
+assert values(t) == [5 + rank]
+world.reduce_scatter(t, [ranked() for _ in range(size)], dist.ReduceOp.SUM).wait()
+assert values(t) == [3]
+"""
+
+
+def test_methods_of_a_process_group_take_the_forms_of_c10d(cluster: Any, tmp_path: Path) -> None:
+    check(cluster, tmp_path, FORMS)
+
+
 POINT_TO_POINT = """
 right, left = (rank + 1) % size, (rank - 1) % size
 posted = [torch.empty(2) for _ in range(100)]

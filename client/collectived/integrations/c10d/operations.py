@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from collectived.integrations.c10d.arguments import (
+    check_lengths,
+    check_own_part,
+    check_split,
+    count_elements,
+    is_even,
+    listed,
+    nested,
+    read_options,
+)
 from collectived.integrations.c10d.membership import Membership
 from collectived.integrations.c10d.reductions import Reduction, divide, plan_reduction, plan_sparse_reduction, scale
 from collectived.integrations.c10d.submission import AnyWork, Submission
-from collectived.integrations.c10d.tensors import Tensor, TensorTarget, flatten, join, to_leaf
+from collectived.integrations.c10d.tensors import Tensor, TensorTarget, carried_length, flatten, join, to_leaf
 from collectived.integrations.c10d.work import Finish, PendingWork
 
 
@@ -35,15 +46,18 @@ class Operations(Membership):
         self._from_any.clear()
         self._submission.close()
 
-    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> AnyWork:
-        return self._all_reduce(tensors, _options(opts, c10d.AllreduceOptions))
+    def allreduce(
+        self, tensors: Sequence[Tensor] | Tensor, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
+    ) -> AnyWork:
+        return self._all_reduce(listed(tensors), read_options(c10d.AllreduceOptions, opts, timeout, reduceOp=op))
 
     allreduce_sparse = allreduce
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> AnyWork:
-        return self._all_reduce(tensors, _options(opts, c10d.AllreduceCoalescedOptions))
+        return self._all_reduce(tensors, read_options(c10d.AllreduceCoalescedOptions, opts))
 
     def _all_reduce(self, tensors: Sequence[Tensor], opts: Any) -> AnyWork:
+        _check_not_empty(tensors)
         if tensors[0].layout is torch.sparse_coo:
             return self._all_reduce_sparse(tensors, opts)
         reduction = self._plan(tensors, opts)
@@ -76,16 +90,31 @@ class Operations(Membership):
         start = partial(self._group.all_gather, [rows, dense])
         return self._submission.run([start], finish, tensors, opts)
 
-    def broadcast(self, tensors: Sequence[Tensor], opts: Any = None) -> AnyWork:
-        opts = _options(opts, c10d.BroadcastOptions)
-        (tensor,) = tensors
+    def broadcast(
+        self,
+        tensors: Sequence[Tensor] | Tensor,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> AnyWork:
+        opts = read_options(c10d.BroadcastOptions, opts, timeout, rootRank=root)
+        (tensor,) = tensors = listed(tensors)
         target = TensorTarget.of(tensor)
         start = partial(self._group.broadcast, target.leaf, opts.rootRank, out=target.leaf)
         return self._submission.run([start], _settle(target), tensors, opts)
 
-    def reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> AnyWork:
-        opts = _options(opts, c10d.ReduceOptions)
-        (tensor,) = tensors
+    def reduce(
+        self,
+        tensors: Sequence[Tensor] | Tensor,
+        opts: Any = None,
+        op: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> AnyWork:
+        opts = read_options(c10d.ReduceOptions, opts, timeout, rootRank=root, reduceOp=op)
+        (tensor,) = tensors = listed(tensors)
         reduction = self._plan(tensors, opts)
         target = _target(tensor, reduction)
         value = to_leaf(scale(flatten(tensor), reduction)) if reduction.changes_values else target.leaf
@@ -98,8 +127,9 @@ class Operations(Membership):
         start = partial(self._group.reduce, reduction.op, value, opts.rootRank, out=target.leaf)
         return self._submission.run([start], finish, tensors, opts)
 
-    def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> AnyWork:
-        return self._all_gather(outputs, inputs, opts, outputs)
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *, timeout: timedelta | None = None) -> AnyWork:
+        outputs, inputs = nested(outputs, inputs)
+        return self._all_gather(outputs, inputs, read_options(c10d.AllgatherOptions, opts, timeout), outputs)
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
@@ -120,26 +150,55 @@ class Operations(Membership):
     def _all_gather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any, result: Any
     ) -> AnyWork:
-        values = [to_leaf(flatten(tensor)) for tensor in inputs]
+        """Rows where all ranks give as much: the service compares their lengths. Else these are gathered too."""
+        opts = read_options(c10d.AllgatherOptions, opts)
+        flats = [flatten(tensor) for tensor in inputs]
         targets = [TensorTarget.joined(row) for row in outputs]
-        out = [target.leaf for target in targets]
-        start = partial(self._group.all_gather, _one_or_all(values), out=_one_or_all(out))
-        return self._submission.run([start], _settle(*targets), result, _options(opts, c10d.AllgatherOptions))
+        pairs = list(zip(flats, targets, strict=True))
+        if all(is_even(row, flat.numel(), self._size) for row, flat in zip(outputs, flats, strict=True)):
+            values = [to_leaf(flat.view(1, -1) if flat.numel() else flat.view(1, 0)) for flat in flats]
+            out = [target.leaf.reshape(self._size, flat.numel()) for flat, target in pairs]
+            start = partial(self._group.all_gather, _one_or_all(values), out=_one_or_all(out))
+            return self._submission.run([start], _settle(*targets), result, opts)
+        own = torch.tensor([[flat.numel() for flat in flats]], device=flats[0].device)
+        lengths = own.new_empty((self._size, len(flats)))
 
-    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> AnyWork:
-        opts = _options(opts, c10d.GatherOptions)
-        value = to_leaf(flatten(inputs[0]))
-        target = TensorTarget.joined(outputs[0]) if self._rank == opts.rootRank else None
-        start = partial(self._group.gather, value, opts.rootRank, out=target and target.leaf)
-        return self._submission.run([start], _settle(target) if target else None, outputs, opts)
+        def finish(_: object) -> None:
+            for row, given in zip(outputs, lengths.t().tolist(), strict=True):
+                check_lengths(row, given)
+            for target in targets:
+                target.settle()
+
+        out = [*(target.leaf for target in targets), to_leaf(lengths)]
+        start = partial(self._group.all_gather, [*map(to_leaf, flats), to_leaf(own)], out=out)
+        return self._submission.run([start], finish, result, opts)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> AnyWork:
+        """Who is not the root does not know whether all give as much: all say how much."""
+        opts = read_options(c10d.GatherOptions, opts, timeout)
+        outputs, inputs = nested(outputs, inputs)
+        flat = flatten(inputs[0])
+        value = [to_leaf(flat), to_leaf(torch.tensor([flat.numel()], device=flat.device))]
+        if self._rank != opts.rootRank:
+            return self._submission.run([partial(self._group.gather, value, opts.rootRank)], None, outputs, opts)
+        target = TensorTarget.joined(outputs[0])
+        lengths = torch.empty(self._size, dtype=torch.int64, device=flat.device)
+
+        def finish(_: object) -> None:
+            check_lengths(outputs[0], lengths.tolist())
+            target.settle()
+
+        start = partial(self._group.gather, value, opts.rootRank, out=[target.leaf, to_leaf(lengths)])
+        return self._submission.run([start], finish, outputs, opts)
 
     def gather_single(self, output: Tensor, source: Tensor, opts: Any = None) -> AnyWork:
         return self.gather([[output]], [source], opts)
 
     gather_into_tensor = gather_single
 
-    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> AnyWork:
-        opts = _options(opts, c10d.ScatterOptions)
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> AnyWork:
+        opts = read_options(c10d.ScatterOptions, opts, timeout)
+        inputs, outputs = nested(inputs, outputs)
         target = TensorTarget.of(outputs[0])
         value, sizes = None, None
         if self._rank == opts.rootRank:
@@ -149,8 +208,10 @@ class Operations(Membership):
         return self._submission.run([start], _settle(target), outputs, opts)
 
     def reduce_scatter(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> AnyWork:
+        opts = read_options(c10d.ReduceScatterOptions, opts, timeout, reduceOp=op)
+        inputs, outputs = nested(inputs, outputs)
         return self._reduce_scatter(outputs, [join(parts) for parts in inputs], opts)
 
     def reduce_scatter_single(self, output: Tensor, source: Tensor, opts: Any = None) -> AnyWork:
@@ -168,7 +229,7 @@ class Operations(Membership):
         self, outputs: Sequence[Tensor], inputs: Sequence[tuple[Tensor, list[int]]], opts: Any
     ) -> AnyWork:
         """One collective for all inputs that are cut alike."""
-        opts = _options(opts, c10d.ReduceScatterOptions)
+        opts = read_options(c10d.ReduceScatterOptions, opts)
         reduction = self._plan(outputs, opts)
         targets = [_target(output, reduction) for output in outputs]
         alike: dict[tuple[int, ...], list[tuple[Any, Any]]] = {}
@@ -203,28 +264,34 @@ class Operations(Membership):
     ) -> AnyWork:
         """Sizes are rows; where a rank gives none, its rows are dealt evenly."""
         rows = source.shape[0] if source.dim() else 1
-        if input_sizes and sum(input_sizes) != rows:
-            raise ValueError(f"Split sizes doesn't match total dim 0 size: {list(input_sizes)} of {rows} rows")
-        if not input_sizes and rows % self._size:
-            raise ValueError(
-                f"Tensor's dim 0 does not divide equally across group size: {rows} rows, {self._size} ranks"
-            )
+        out_rows = output.shape[0] if output.dim() else 1
+        check_split(input_sizes, rows, self._size)
+        check_split(output_sizes, out_rows, self._size)
         flat, target = flatten(source), TensorTarget.of(output)
-        row = flat.numel() // rows if rows else 0
-        sizes = [count * row for count in input_sizes or [rows // self._size] * self._size]
-        start = partial(self._group.all_to_all, to_leaf(flat), sizes=sizes, out=target.leaf)
-        return self._submission.run([start], _settle(target), [output], _options(opts, c10d.AllToAllOptions))
+        sizes = count_elements(input_sizes, flat.numel(), rows, self._size)
+        rooms = count_elements(output_sizes, carried_length(output), out_rows, self._size)
+        return self._all_to_all(flat, sizes, rooms, target, [output], opts)
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> AnyWork:
         flat, sizes = join(inputs)
         target = TensorTarget.joined(outputs)
-        start = partial(self._group.all_to_all, to_leaf(flat), sizes=sizes, out=target.leaf)
-        return self._submission.run([start], _settle(target), outputs, _options(opts, c10d.AllToAllOptions))
+        rooms = [carried_length(output) for output in outputs]
+        return self._all_to_all(flat, sizes, rooms, target, outputs, opts)
 
-    def barrier(self, opts: Any = None) -> AnyWork:
-        return self._submission.run([self._group.barrier], None, [], _options(opts, c10d.BarrierOptions))
+    def _all_to_all(
+        self, flat: Tensor, sizes: list[int], rooms: list[int], target: TensorTarget, result: Any, opts: Any
+    ) -> AnyWork:
+        def finish(_: object) -> None:
+            check_own_part(self._rank, sizes, rooms)  # here, where this rank has done its part: nobody waits for it
+            target.settle()
+
+        start = partial(self._group.all_to_all, to_leaf(flat), sizes=sizes, out=target.leaf)
+        return self._submission.run([start], finish, result, read_options(c10d.AllToAllOptions, opts))
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> AnyWork:
+        return self._submission.run([self._group.barrier], None, [], read_options(c10d.BarrierOptions, opts, timeout))
 
     def send(self, tensors: Sequence[Tensor], to: int, tag: int = 0) -> AnyWork:
         start = partial(self._group.send, to_leaf(flatten(tensors[0])), to, tag)
@@ -244,24 +311,20 @@ class Operations(Membership):
         return work
 
     def _plan(self, tensors: Sequence[Tensor], opts: Any) -> Reduction:
+        _check_not_empty(tensors)
         dtypes = {tensor.dtype for tensor in tensors}
         if len(dtypes) > 1:
             raise TypeError(f"tensors of one reduction must have one dtype, got {', '.join(sorted(map(str, dtypes)))}")
         return plan_reduction(opts.reduceOp, tensors[0].dtype, self._size)
 
 
-def _options(given: Any, kind: Any) -> Any:
-    """c10d's options; callers in Python may give none, or a reduce op alone."""
-    if given is None or not hasattr(given, "timeout"):
-        made = kind()
-        if given is not None:
-            made.reduceOp = given
-        return made
-    return given
-
-
 def _target(tensor: Tensor, reduction: Reduction) -> TensorTarget:
     return TensorTarget.wide(tensor) if reduction.is_wide else TensorTarget.of(tensor, reduction.as_bytes)
+
+
+def _check_not_empty(tensors: Sequence[Tensor]) -> None:
+    if not tensors:
+        raise ValueError("expected at least one tensor to reduce, got none: leave the call out on all ranks")
 
 
 def _one_or_all(leaves: list[Any]) -> Any:
