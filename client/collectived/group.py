@@ -355,7 +355,7 @@ class Group(Collectives):
             call.request_stream_order()
         else:  # the caller does not write its arrays before this returns
             located = call.export_inputs(located, _remaining_timeout(terms.deadline))
-            self._channel.keep_own_value(call)
+            self._channel.expect_wait(call)
         self._submit(call, located, terms)
         return None
 

@@ -12,6 +12,7 @@ import numpy as np
 from collectived.arguments import escape_surrogates
 from collectived.calls import own_value
 from collectived.calls.buffers import ArenaAddress, Backing, ResultBuffer
+from collectived.calls.parts import PartwiseCopy, TargetBytes, as_bytes
 from collectived.calls.prepare import PreparedCall
 from collectived.calls.timeout import DEADLINE_GRACE, GRACE_STEPS, MOST_RENEWALS
 from collectived.errors import InternalError
@@ -49,6 +50,7 @@ class Call:
         is_async: whether the caller goes on before the call has ended.
         is_lent: whether it leaves its arrays alone until then all the same, so that they are read where they lie.
         has_awaiter: whether a coroutine waits for it. waiter: the thread that waits for it, 0: none.
+        takes_parts: whether it takes its result part by part. parts: those that are there, as byte ranges.
         error_sink: who is told of its error, where its `Work` was dropped while it was in flight.
         output: where on a GPU the worker is to write the result; None: in a result slot.
         has_input_event: whether the worker has to wait for an event before it reads the value; see
@@ -69,7 +71,7 @@ class Call:
         "_backing", "_leaves", "_input_addresses", "_patience", "_renewals", "arrays", "has_awaiter", "callbacks",
         "complete", "is_async", "is_lent", "copy_seconds", "cutoff", "generation", "instance", "launched", "out",
         "completed_packs", "own_value", "prepared", "probe", "retired", "result_buffer", "source", "spec", "staging",
-        "error_sink", "timeout", "verdict", "waiter", "waiting",
+        "_arrival", "error_sink", "parts", "takes_parts", "timeout", "verdict", "waiter", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -89,6 +91,9 @@ class Call:
         self.instance = -1
         self.completed_packs: list[int] = []
         self.own_value: list[Array] | None = None
+        self.takes_parts = False
+        self.parts: list[tuple[int, int]] = []
+        self._arrival: PartwiseCopy | None = None
         self.complete = False
         self.retired: tuple[object, ...] = ()  # what was, until `release_retired`
         self.launched: messages.Launched | None = None
@@ -172,6 +177,50 @@ class Call:
         targets = None if self.out is None else self.out.views
         if self._input_addresses is None and own_value.can_keep(self.prepared, self.arrays, targets):
             self.own_value = self.arrays
+
+    def request_parts(self, are_sound: bool) -> None:
+        """Has the worker tell of parts of the result, which are taken while a thread waits for the call.
+
+        Args:
+            are_sound: whether no part comes before it is known that all ranks agree, or nobody would see it.
+        """
+        prepared = self.prepared
+        is_known = prepared.receives and not (prepared.accepts_any or prepared.is_p2p)
+        on_host = prepared.device_area is None and not any(kind.is_device for kind in prepared.kinds)
+        is_copied = self._input_addresses is None and self.own_value is None
+        self.takes_parts = are_sound and is_known and on_host and is_copied
+
+    def take_parts(self) -> None:
+        """Copies what has come of the result. The thread that waits for the call calls it."""
+        if not self.parts:
+            return
+        parts, self.parts = self.parts, []
+        if self._arrival is None:
+            self._arrival = self._begin_arrival()
+        for start, stop in parts:
+            self._arrival.copy(start, stop)
+
+    def _begin_arrival(self) -> PartwiseCopy:
+        """Decides where each leaf goes; those that do not lie there as they come are left for the end."""
+        segments: list[TargetBytes] = []
+        for index, (dtype, shape, pieces) in enumerate(self._list_pieces()):
+            target = np.empty(shape, dtype) if self.out is None else self.out.views[index]
+            memory = as_bytes(target) if type(target) is np.ndarray and target.dtype == dtype else None
+            if memory is None:
+                continue
+            self._leaves[index] = (
+                self.prepared.kinds[index].restore(target) if self.out is None else self.out.leaves[index]
+            )
+            at = 0
+            for start, nbytes in pieces:
+                segments.append(TargetBytes(start, memory[at : at + nbytes]))
+                at += nbytes
+        return PartwiseCopy(self.result_buffer.memory, self.result_buffer.offset, segments)
+
+    def _list_pieces(self) -> list[tuple[np.dtype[Any], tuple[int, ...], list[tuple[int, int]]]]:
+        """Of each leaf of the result its dtype and shape, and where its bytes lie: from where on, and how many."""
+        places = self.prepared.result_locations
+        return [(dtype, shape, [(at, math.prod(shape) * dtype.itemsize)]) for at, dtype, shape in places]
 
     @property
     def is_out_intact(self) -> bool:
@@ -268,12 +317,19 @@ class Call:
         self._let_go()
         return leaves
 
+    def _finish_arrival(self) -> None:
+        """Copies what is left of a result of which parts have been taken."""
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None:
+            arrival.finish()
+
     def _let_go(self) -> None:
         """Views hold the slot; without any, it is released here."""
         self.result_buffer = self._backing = self.own_value = None
 
     def _build_leaves(self) -> list[Any]:
         kinds = self.prepared.kinds
+        self._finish_arrival()
         if self.result_buffer is None and self.own_value is None:  # a value without leaves
             return []
         if self.out is not None or self._leaves:

@@ -104,8 +104,8 @@ class RankChannel(ABC):
             return DeviceCall(prepared, arrays, located, spec)
         return (Call if prepared.result_spec is None else DescribedCall)(prepared, arrays, located, spec)
 
-    def keep_own_value(self, call: Call) -> None:
-        """The caller leaves its arrays alone until the call has ended: a result that is nothing else need not come."""
+    def expect_wait(self, call: Call) -> None:
+        """The caller waits for the call at once, and leaves its arrays alone until it has ended."""
         return None
 
     def submit(self, call: Call, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import numpy as np
+
 from collectived.arguments import escape_surrogates
 from collectived.calls.buffers import ArenaAddress, ResultBuffer
 from collectived.calls.call import Call
@@ -101,7 +103,17 @@ class DescribedCall(Call):
             raise InternalError(f"{self.prepared.op} has no result")  # the channel lets no such call end well
         return self._described_result
 
+    def _list_pieces(self) -> list[tuple[np.dtype[Any], tuple[int, ...], list[tuple[int, int]]]]:
+        parcel = self._require_result()
+        try:
+            if self.out is not None:
+                self._check_out(self.out)
+        except ValueError:  # raised when the result is asked for
+            return []
+        return parcel.list_pieces()
+
     def _build_leaves(self) -> list[Any]:
+        self._finish_arrival()
         if self._described_result is None:  # a value without leaves
             return []
         return [self._get_leaf(index) for index in range(len(self._described_result))]

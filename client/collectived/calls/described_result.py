@@ -47,6 +47,10 @@ class _LeafLayout(NamedTuple):
     shape: tuple[int, ...]  # in the caller's order of axes
     pieces: Pieces
 
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.wire_shape[1:])
+
 
 class DescribedResult:
     """One result.
@@ -101,6 +105,18 @@ class DescribedResult:
         for offset, count in content.pieces:
             np.copyto(rows[at : at + count], self._rows(content, offset, count, self._slot.memory, self._slot.offset))
             at += count
+
+    def list_pieces(self) -> list[tuple[np.dtype[Any], tuple[int, ...], list[tuple[int, int]]]]:
+        """Of each leaf its dtype and shape, and where its bytes lie: from where on, and how many.
+
+        None of a leaf that does not lie there as the caller wants it.
+        """
+        if self._axis:
+            return []
+        return [
+            (leaf.dtype, leaf.shape, [(at, rows * leaf.row_bytes) for at, rows in leaf.pieces])
+            for leaf in self._leaf_layouts
+        ]
 
     def try_view(self, index: int, backing: Backing) -> Array | None:
         """A leaf as a view of `backing`, the whole result; None where it does not lie there as the caller wants it."""

@@ -54,6 +54,7 @@ class Doorbell(RankChannel):
         self._submit_lock = threading.Lock()  # over numbering and sending; taken before `mutex`
         self._socket = sock
         self._in_flight = InFlightCalls(self._calls, self.rank_state, self._leader_follower, self.callbacks)
+        self._worker_count = len({member.worker for member in group.members})
         near = sum(member.host == group.members[rank].host for member in group.members)
         self._can_spin = count_cores() > near + 1  # as many ranks as look leave cores for the others, and for workers
         self._spin = AdaptiveSpin()
@@ -71,8 +72,10 @@ class Doorbell(RankChannel):
         omitted = not prepared.contributes and prepared.device_area is None
         return super().make_call(prepared, [] if omitted else arrays, located, spec)
 
-    def keep_own_value(self, call: Call) -> None:
+    def expect_wait(self, call: Call) -> None:
         call.keep_own_value()
+        # Among more than two workers some may differ, and refuse the call, when parts of it have come.
+        call.request_parts(are_sound=call.out is None or self._worker_count <= 2)
 
     def _try_submit(self, call: Call, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]) -> bool:
         with self._submit_lock:  # numbers are given under the lock under which they are sent
@@ -113,6 +116,8 @@ class Doorbell(RankChannel):
         )
         if call.own_value is not None:
             submit = submit._replace(keeps_own=True)
+        if call.takes_parts:
+            submit = submit._replace(takes_parts=True)
         if call.is_stream_ordered:
             submit = submit._replace(ordered=True)
         if call.has_input_event:
@@ -167,6 +172,7 @@ class Doorbell(RankChannel):
             left = min(SIGNAL_CHECK_INTERVAL, max(0.0, end - monotonic()))
             if (self._can_spin and self._spin.poll(self._poller, left)) or self._poller.poll(left * 1000.0):
                 self._read()
+                call.take_parts()
                 continue
             now = monotonic()
             look(call)

@@ -12,6 +12,7 @@ from collectived.calls.leader_follower import LeaderFollower
 from collectived.calls.rank_state import RankState
 from collectived.shared.results import MappedResults
 from collectived_proto.ipc import messages
+from collectived_proto.ipc.parts import ResultPart, parse_result_part
 from collectived_proto.types import Verdict
 
 _DONE = int(messages.MessageType.DONE)
@@ -85,6 +86,8 @@ class InFlightCalls:
             self._on_failed(*messages.parse_failed(message), messages.is_in_use(message))
         elif kind is messages.MessageType.WITHDRAWN:
             self._on_withdrawn(messages.parse_withdrawal(message))
+        elif kind is messages.MessageType.RESULT_PART:
+            self._on_part(parse_result_part(message))
         elif kind is messages.MessageType.LAUNCHED:
             self._on_launched(messages.parse_launched(message))
         elif kind is messages.MessageType.PONG:
@@ -109,11 +112,7 @@ class InFlightCalls:
             return
         prepared, call.source = call.prepared, done.source
         if done.has_result and call.result_buffer is None:
-            slot = self.results.open_slot(done)
-            if prepared.result_spec is None:
-                call.result_buffer = slot
-            else:
-                call.attach_result(slot)
+            self._attach_result(call, done)
         if prepared.pack_count and (done.is_last or not prepared.accepts_any):
             is_elsewhere = call.output is not None or call.own_value is not None
             if call.result_buffer is None and not is_elsewhere and prepared.receives:
@@ -123,6 +122,24 @@ class InFlightCalls:
             self.end(call, self._find_gap(call))
         else:
             self._leader_follower.wake(call)
+
+    def _on_part(self, part: ResultPart) -> None:
+        call = self.calls.get(part.instance)
+        if call is None:  # given up on, or ended: its slot is released at once
+            self.results.open_slot(part)
+            return
+        if not call.takes_parts:
+            raise messages.MalformedMessage(f"a part of the result of {call.prepared.op}, which was not asked for")
+        if call.result_buffer is None:
+            self._attach_result(call, part)
+        call.parts.append((part.start, part.stop))
+
+    def _attach_result(self, call: Call, told: messages.Completion | ResultPart) -> None:
+        slot = self.results.open_slot(told)
+        if call.prepared.result_spec is None:
+            call.result_buffer = slot
+        else:
+            call.attach_result(slot)
 
     def _find_gap(self, call: Call) -> Verdict | None:
         """What a call ends with of which a pack has not been taken in: this process could not, and has said so."""

@@ -17,6 +17,7 @@ import numpy as np
 from collectived.calls.buffers import Backing
 from collectived.values.leaves import Array
 from collectived_proto.ipc import messages
+from collectived_proto.ipc.parts import ResultPart
 
 if sys.platform == "linux":
     from collectived_proto.ipc import arena as shared
@@ -93,8 +94,8 @@ class MappedResults:
         if arena is not None:
             arena.views.clear()
 
-    def open_slot(self, done: messages.Completion) -> MappedResult:
-        """The slot that a completion speaks of.
+    def open_slot(self, done: messages.Completion | ResultPart) -> MappedResult:
+        """The slot that a completion speaks of, or a part of a result.
 
         Raises:
             MalformedMessage: it lies in an arena that was never handed over.

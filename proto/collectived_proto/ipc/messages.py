@@ -94,6 +94,8 @@ class MessageType(enum.IntEnum):
     # the socket for questions about threads: worker → client, and the answer, a text
     STACK_ASKED = 40
     STACK = 41
+    # worker → client, doorbell
+    RESULT_PART = 42  # bytes of a result are final; see ipc/parts.py
     # client → worker, session socket
     ARENA_REQUEST = 32
     ARENA_DROP = 33
@@ -105,6 +107,7 @@ SUBMIT_STAGED = 1  # flag of a ring: one address, of a staging slot laid out as 
 SUBMIT_OUTPUT = 2  # flag of a ring: the last address is where the result is to be written
 SUBMIT_ORDERED = 4  # flag of a ring: the caller goes on in stream order, and is to be told when all is LAUNCHED
 SUBMIT_KEEPS_OWN = 8  # flag of a ring: what the result has of its own value the rank takes from there
+SUBMIT_TAKES_PARTS = 16  # flag of a ring: the rank takes parts of the result before all of it is there
 DONE_LAST = 1  # flag of DONE: the last pack of its instance
 DONE_RESULT = 2  # flag of DONE: this rank receives a result
 FAILED_IN_USE = 1  # flag of FAILED: a GPU may still be reading and writing the rank's memory; FREED follows
@@ -133,7 +136,7 @@ class Submit(NamedTuple):
     a GPU in which the result is to be written, laid out as Prepare said; None: in a result slot. `event` is the number
     of one behind which the value is there, from 1; 0: it is there now. With `ordered` the rank is told when all is
     launched; a worker that does not know how says only when it is done. With `keeps_own` the rank needs no result that
-    is nothing but its own value.
+    is nothing but its own value, and with `takes_parts` it is told of parts of a long result as they come.
     """
 
     generation: int
@@ -148,6 +151,7 @@ class Submit(NamedTuple):
     event: int = 0
     ordered: bool = False
     keeps_own: bool = False
+    takes_parts: bool = False
 
     def encode(self) -> bytes:
         if self.output is not None:
@@ -156,7 +160,10 @@ class Submit(NamedTuple):
             return counted + inputs[4:] + _ADDRESS.pack(*self.output)
         head = _SUBMIT.pack(
             MessageType.SUBMIT,
-            self.staged * SUBMIT_STAGED | self.ordered * SUBMIT_ORDERED | self.keeps_own * SUBMIT_KEEPS_OWN,
+            self.staged * SUBMIT_STAGED
+            | self.ordered * SUBMIT_ORDERED
+            | self.keeps_own * SUBMIT_KEEPS_OWN
+            | self.takes_parts * SUBMIT_TAKES_PARTS,
             len(self.addresses),
             len(self.released_slots),
             self.event,
@@ -195,9 +202,10 @@ def parse_submit(data: bytes) -> Submit:
         if not addresses:
             raise MalformedMessage("a ring that says where its result is to be written, without an address")
         addresses, output = addresses[:-1], addresses[-1]
-    staged, ordered, keeps = (bool(flags & flag) for flag in (SUBMIT_STAGED, SUBMIT_ORDERED, SUBMIT_KEEPS_OWN))
+    staged, ordered = bool(flags & SUBMIT_STAGED), bool(flags & SUBMIT_ORDERED)
     told = Submit(generation, prepared, instance, remaining, staged, addresses, slots, timeout, output, event, ordered)
-    return told._replace(keeps_own=True) if keeps else told
+    keeps, takes = bool(flags & SUBMIT_KEEPS_OWN), bool(flags & SUBMIT_TAKES_PARTS)
+    return told._replace(keeps_own=keeps, takes_parts=takes) if keeps or takes else told
 
 
 def encode_release(slots: tuple[int, ...]) -> bytes:

@@ -30,6 +30,7 @@ u63 = st.integers(0, 2**63 - 1)
     event=st.integers(0, 64),
     ordered=st.booleans(),
     keeps_own=st.booleans(),
+    takes_parts=st.booleans(),
 )
 def test_a_ring_is_read_as_it_was_written(
     remaining: float, more: float, addresses: Any, released: Any, **fields: Any

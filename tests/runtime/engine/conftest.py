@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from collectived_proto.codec import verdict_from_proto
 from collectived_proto.devices import DeviceName
 from collectived_proto.ipc import messages
+from collectived_proto.ipc.parts import ResultPart, parse_result_part
 from collectived_proto.ipc.result_header import ResultHeader, parse_header
 from collectived_proto.numpy_types import from_numpy
 from collectived_proto.types import (
@@ -117,6 +118,7 @@ class Rank:
         self.launched: list[messages.Launched] = []
         self.in_use = False  # its memory, as the last failure said
         self.freed: list[tuple[int, int]] = []
+        self.parts: list[ResultPart] = []
 
     def submit(
         self,
@@ -129,6 +131,7 @@ class Rank:
         shape: tuple[int, ...] | None = None,
         keeps_own: bool = False,
         omitted: bool = False,
+        takes_parts: bool = False,
         **fields: Any,
     ) -> None:
         """`omitted`: it does not say where its value lies."""
@@ -147,8 +150,8 @@ class Rank:
         self.next = instance + 1
         generation = self.world.group.generation if generation is None else generation
         addresses = () if taking or omitted else ((1, 0),)
-        told = messages.Submit(generation, number, instance, remaining, bool(addresses), addresses, keeps_own=keeps_own)
-        self.doorbell.send(told.encode())
+        told = messages.Submit(generation, number, instance, remaining, bool(addresses), addresses)
+        self.doorbell.send(told._replace(keeps_own=keeps_own, takes_parts=takes_parts).encode())
 
     def post(self, operation: Operation, values: NDArray[Any] | None = None, **options: Any) -> int:
         """Submits a send or recv; its number."""
@@ -178,6 +181,8 @@ class Rank:
                 self.freed.append(messages.parse_freed(data))
             elif kind is messages.MessageType.ARENA_RETIRED:
                 os.close(self.world.arenas.pop(messages.parse_arena(data)[0]))
+            elif kind is messages.MessageType.RESULT_PART:
+                self.parts.append(parse_result_part(data))
             elif kind is messages.MessageType.DONE:
                 return messages.parse_done(data)
             elif kind is messages.MessageType.WITHDRAWN:

@@ -202,6 +202,7 @@ class InputBuffers:
         output: where the result is to be written; None: in a result slot.
         is_stream_ordered: whether its rank goes on from there in stream order.
         keeps_own: whether its rank needs no result that is nothing but this.
+        takes_parts: whether its rank takes parts of a result.
         is_on_device: whether any of it lies in the memory of a GPU. Then ask for `parts`, else for all the others.
     """
 
@@ -219,6 +220,7 @@ class InputBuffers:
         self.is_staged = submission.staged
         self.is_stream_ordered = submission.ordered
         self.keeps_own = submission.keeps_own and contributes
+        self.takes_parts = submission.takes_parts
         self.output: Region | None = None
         self._parts: list[NDArray[np.uint8]]  # or Regions, where `is_on_device`
         look: Callable[[int, int, int], Any] = memory

@@ -10,11 +10,12 @@ import numpy as np
 
 from collectived_proto.ipc import messages
 from collectived_proto.types import Broadcast
-from collectived_runtime.engine.base.arenas import ResultArenas
+from collectived_runtime.engine.base.arenas import ResultArenas, ResultSlot
 from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.doorbells import Doorbells
+from collectived_runtime.engine.clients.result_parts import MIN_RESULT_BYTES, ResultParts
 from collectived_runtime.engine.compile.program import CompiledCollective
 from collectived_runtime.engine.failure.reporter import CoordinatorAccess
 from collectived_runtime.engine.gpu.communicator import NcclContext
@@ -99,7 +100,19 @@ class RankResources:
         if program.header:
             memory[: len(program.header)] = np.frombuffer(program.header, np.uint8)
             memory = memory[len(program.header) :]
-        return Delivery(readers, slot, memory, outputs, is_on_device, event)
+        parts = None if is_on_device else self._make_parts(instance, program, readers, slot)
+        return Delivery(readers, slot, memory, outputs, is_on_device, event, parts=parts)
+
+    def _make_parts(
+        self, instance: Instance, program: CompiledCollective, readers: Iterable[int], slot: ResultSlot
+    ) -> ResultParts | None:
+        """Who is told of parts of the result; None where nobody is."""
+        if program.is_single_worker or program.slot_bytes < MIN_RESULT_BYTES:
+            return None
+        data = len(program.header)
+        taking = [rank for rank in readers if instance.arrivals[rank].inputs.takes_parts]
+        begins = {rank: program.header_offsets.get(rank, data) for rank in taking}
+        return ResultParts(self.doorbells, instance.number, slot, begins, data) if begins else None
 
     def release(self, rank: int, numbers: Iterable[int]) -> None:
         """Take back result slots, and events, that a rank needs no longer."""

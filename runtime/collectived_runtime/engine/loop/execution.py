@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from collectived_runtime.device.gpus import Region
 from collectived_runtime.engine.base.arenas import ResultSlot
+from collectived_runtime.engine.clients.result_parts import ResultParts
 from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
 from collectived_runtime.engine.record.flight_recorder import MOST_MARKS, PRELUDE, STRAND
 from collectived_runtime.engine.run.links import Links
@@ -43,6 +44,7 @@ class Delivery:
         outputs: that memory of their own, on GPUs.
         is_on_device: whether any value or result lies on a GPU.
         completion_event: tells ranks that go on in stream order; None where none does.
+        parts: tells ranks of parts of the result; None where none asked for that.
         is_shared: whether the ranks take the result out of their segment, and need not be told.
     """
 
@@ -52,6 +54,7 @@ class Delivery:
     outputs: tuple[Region, ...] = ()
     is_on_device: bool = False
     completion_event: CompletionEvent | None = None
+    parts: ResultParts | None = None
     is_shared: bool = False
 
 
@@ -78,7 +81,7 @@ class Execution:
         self.program = program
         self.delivery = delivery
         self.is_prelude = is_prelude
-        self.reported = False  # of a pack: from then on its receivers hold the slot until they release it
+        self.reported = False  # of a pack
         self._tasks_left = dict(program.tasks_per_pack)  # how many of each pack have not ended
         self._task_factory = start
         self._queues = {channel: list(queue) for channel, queue in program.queues}
@@ -140,6 +143,11 @@ class Execution:
         if not self._tasks_left:
             self._close_completion_event()
         return True, not self._tasks_left
+
+    @property
+    def is_told(self) -> bool:
+        """Whether its receivers know of the slot: they hold it from then on until they release it."""
+        return self.reported or (self.delivery.parts is not None and self.delivery.parts.is_told)
 
     def _close_completion_event(self) -> None:
         if self.delivery.completion_event is not None:

@@ -442,7 +442,7 @@ class Generation:
         assert running is not None
         self.links.abandon(running.stop())
         self._communicators.cancel_launches()
-        self._ranks.release_unheard(running.delivery, is_told=running.reported)
+        self._ranks.release_unheard(running.delivery, is_told=running.is_told)
         self._drop_execution()
 
     def _drop_execution(self) -> None:

@@ -186,6 +186,7 @@ class Phases:
                 delivery.outputs,
                 delivery.completion_event,
                 partials,
+                delivery.parts,
             )
             nccl_task = self._communicators.create_task(context)
             if nccl_task is not None:

@@ -16,7 +16,7 @@ from collectived_runtime.engine.compile.program import CompiledCollective, PackT
 from collectived_runtime.engine.record.counters import Counters
 from collectived_runtime.engine.run.compressed import carry_compressed
 from collectived_runtime.engine.run.fold_pool import MIN_PARALLEL_BYTES, PIECE_BYTES
-from collectived_runtime.engine.run.schedule import YIELD_NOW, Buffers, Wait, execute
+from collectived_runtime.engine.run.schedule import YIELD_NOW, Buffers, ReportedOutput, Wait, execute
 from collectived_runtime.engine.run.task import TaskContext, TaskTools
 from collectived_runtime.plan.moves import Buffer
 
@@ -37,6 +37,8 @@ def run(context: TaskContext) -> Iterator[Wait]:
     try:
         buffers = yield from _prepare_buffers(context, output)
         context.mark_fold(began)
+        if context.parts is not None and output is not None:
+            buffers.reported = ReportedOutput(context.parts, task.result_slice.start)
         if task.blocks is None:
             yield from execute(task.plan, buffers, context.transport)
         else:

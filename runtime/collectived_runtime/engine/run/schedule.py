@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from collectived_runtime.engine.clients.result_parts import ResultParts
 from collectived_runtime.engine.compile.partition import Window
 from collectived_runtime.engine.record.flight_recorder import MOST_MOVES, RECEIVE, SEND
 from collectived_runtime.engine.submit.tracker import Mark
@@ -131,6 +132,7 @@ class Buffers(LinkMemory):
     `output` is None where this participant receives nothing. `fold(left, right, out)`, `finish(source, out)` and
     `finish_here(out)`, where the source is the output itself, are arithmetic on such arrays. Where input and output
     hold only a part of what the plan speaks of, `windows` say which. `native` carries out the moves of an engine.
+    What is received into the output is `reported`, if somebody takes parts of it.
     """
 
     input: Array
@@ -141,13 +143,17 @@ class Buffers(LinkMemory):
     finish_here: Callable[[Array], None]
     windows: Mapping[Buffer, Window] | None = None
     native: Callable[[NativeMove], Iterator[Wait]] | None = None
+    reported: ReportedOutput | None = None
 
     def view(self, buffer: Buffer, span: Span) -> Array:
-        whole = self._select_array(buffer)
+        start = self._find_start(buffer, span)
+        return self._select_array(buffer)[start : start + len(span)]
+
+    def _find_start(self, buffer: Buffer, span: Span) -> int:
+        """Which element of a buffer is the first of a span."""
         if self.windows is not None and buffer in self.windows:
-            start = self.windows[buffer].translate(span.start)
-            return whole[start : start + len(span)]
-        return whole[span.start : span.stop]
+            return self.windows[buffer].translate(span.start)
+        return span.start
 
     def apply_finish(self, source: Buffer, span: Span) -> None:
         if self._select_array(source) is self.output:
@@ -165,9 +171,12 @@ class Buffers(LinkMemory):
         yield [part for frame in frames for part in frame if len(part)]
 
     def open_target(self, move: RecvMove) -> ReceiveTarget:
-        if move.fold is None:
-            return InPlaceTarget(self.view(move.target, move.span))
-        return FoldTarget(self, move, move.fold)
+        if move.fold is not None:
+            return FoldTarget(self, move, move.fold)
+        part, reported = self.view(move.target, move.span), self.reported
+        if reported is None or move.target is not Buffer.OUTPUT or part.nbytes < reported.parts.part_bytes:
+            return InPlaceTarget(part)
+        return ReportedTarget(part, self._find_start(move.target, move.span) * part.itemsize, reported)
 
     def open_collection(self, move: CollectMove, peers: Container[int]) -> Collection:
         return _Parts(self, move, peers)
@@ -379,6 +388,32 @@ class InPlaceTarget:
 
     def buffer_updated(self, count: int) -> None:
         self._offset += count
+
+
+class ReportedOutput(NamedTuple):
+    """Who is told of parts of the output, which begins at byte `start` of the result's data."""
+
+    parts: ResultParts
+    start: int
+
+
+class ReportedTarget(InPlaceTarget):
+    """The same; ranks are told of what has come, but for a rest that is not worth it."""
+
+    def __init__(self, part: Array, start: int, reported: ReportedOutput) -> None:
+        super().__init__(part)
+        self._parts = reported.parts
+        self._start = reported.start + start
+        self._told = 0
+
+    def get_buffer(self, limit: int) -> memoryview:
+        return super().get_buffer(min(limit, self._parts.part_bytes))  # so that parts come while it does
+
+    def buffer_updated(self, count: int) -> None:
+        super().buffer_updated(count)
+        if self._offset - self._told >= self._parts.part_bytes:
+            self._parts.tell(self._start + self._told, self._start + self._offset)
+            self._told = self._offset
 
 
 class FoldTarget:

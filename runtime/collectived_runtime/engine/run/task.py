@@ -20,6 +20,7 @@ from collectived_runtime.engine.base.arenas import Workspace
 from collectived_runtime.engine.base.poller import Timers
 from collectived_runtime.engine.clients.deferred_release import DeferredReleases
 from collectived_runtime.engine.clients.local_rank import InputBuffers
+from collectived_runtime.engine.clients.result_parts import ResultParts
 from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
 from collectived_runtime.engine.record.counters import Counters
 from collectived_runtime.engine.record.flight_recorder import FOLD, MOST_MOVES
@@ -56,6 +57,7 @@ class TaskContext:
         sources: what the contributing local ranks submitted, in rank order.
         result: the instance's result slot behind its header; None where no local rank reads the result there.
         outputs: memory of GPUs where the result is written, one region per rank that wants it there.
+        parts: tells the local ranks of parts of the result; None: nobody wants to know.
         partials: of each pack, where the local ranks have folded it themselves.
         completion_event: hears what has been submitted to GPUs; None where no rank goes on in stream order.
     """
@@ -69,6 +71,7 @@ class TaskContext:
     outputs: Sequence[Region] = ()
     completion_event: CompletionEvent | None = None
     partials: Sequence[NDArray[np.uint8]] = ()
+    parts: ResultParts | None = None
 
     @property
     def arithmetic(self) -> Arithmetic | None:
