@@ -29,6 +29,7 @@ from collectived.distribute import (
 )
 from collectived.group import Group
 from collectived.session import Session, connect
+from collectived.values.error_feedback import ErrorFeedback
 from collectived.values.indexed_slices import IndexedSlices
 from collectived.work import Work, wait
 from collectived_proto.options import CollectiveHints, CommunicationOptions
@@ -61,6 +62,7 @@ __all__ = [
     "CommunicationOptions",
     "CrossDeviceOps",
     "DistributedValues",
+    "ErrorFeedback",
     "Group",
     "HierarchicalCopyAllReduce",
     "IndexedSlices",

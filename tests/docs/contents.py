@@ -32,7 +32,7 @@ CONTENTS = {
     ],
     "Options and values": [
         *("CommunicationOptions", "CommunicationImplementation", "CollectiveCommunication", "CollectiveHints"),
-        *("ReduceOp", "IndexedSlices", "DistributedValues", "PerReplica", "Mirrored"),
+        *("ReduceOp", "IndexedSlices", "ErrorFeedback", "DistributedValues", "PerReplica", "Mirrored"),
     ],
     "Replicas and cross-device operations": [
         *("get_replica_context", "get_strategy", "MultiWorkerMirroredStrategy", "MirroredStrategy"),

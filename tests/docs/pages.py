@@ -43,6 +43,7 @@ from collectived_runtime.plan.packing import result_dtype
 
 CALLED = {  # how instances are named in signatures
     "CommunicationOptions": "options",
+    "ErrorFeedback": "feedback",
     "IndexedSlices": "slices",
     "MirroredStrategy": "strategy",
     "MultiWorkerMirroredStrategy": "strategy",

@@ -15,6 +15,7 @@ def test_what_users_import() -> None:
         "CommunicationOptions",
         "CrossDeviceOps",
         "DistributedValues",
+        "ErrorFeedback",
         "Group",
         "HierarchicalCopyAllReduce",
         "IndexedSlices",

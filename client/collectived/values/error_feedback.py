@@ -1,0 +1,103 @@
+"""Error feedback: what compression has taken from a value is given back with the next one."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collectived.values import nest
+from collectived_proto.types import Compression
+
+T = TypeVar("T")
+_BLOCK = 128  # values that share a scale; see docs/guide/compression.md
+_LEAST_SCALE = np.float32(np.finfo(np.float32).tiny)
+_MOST_FLOAT8, _SMALLEST_FLOAT8 = 448, 2.0**-9
+
+
+class ErrorFeedback:
+    """Keeps what rounding takes from the values of one rank, and adds it to the next ones.
+
+    Give each rank one for its gradients, and let it compensate every value before that is reduced with the same
+    `compression`. What is lost in one step then comes with a later one, so that small gradients add up instead of being
+    rounded away for ever. The values that it gives are compressed without another error where a rank is alone on its
+    worker; what workers round of sums of several ranks is not given back.
+
+    Args:
+        compression: `"bfloat16"`, `"float8"` or `"int8"`.
+
+    Raises:
+        ValueError: `compression` is unknown, or none.
+    """
+
+    def __init__(self, compression: str) -> None:
+        self._compression = Compression.of(compression)
+        if self._compression is Compression.NONE:
+            raise ValueError('error feedback needs a compression: "bfloat16", "float8" or "int8"')
+        self._spec: nest.Spec | None = None
+        self._lost: list[NDArray[np.float32]] = []
+
+    def compensate(self, value: T) -> T:
+        """What to reduce instead of `value`: the value and what was lost before, rounded as compression rounds it.
+
+        Args:
+            value: a nest of NumPy arrays of float32 or bfloat16, of the same structure and shapes every time.
+
+        Returns:
+            New arrays of the same structure and types.
+
+        Raises:
+            ValueError: the structure or a shape differs from that of the last call: make a new one, or `reset()`.
+            TypeError: a leaf is no array of float32 or bfloat16.
+        """
+        spec, leaves = nest.flatten(value)
+        for path, leaf in zip(nest.paths(spec), leaves, strict=True):
+            if not isinstance(leaf, np.ndarray) or leaf.dtype.name not in ("float32", "bfloat16"):
+                what = leaf.dtype.name if isinstance(leaf, np.ndarray) else type(leaf).__name__
+                raise TypeError(
+                    f"{path or 'value'} is {what}: error feedback is for NumPy arrays of float32 or bfloat16"
+                )
+        shapes = [leaf.shape for leaf in leaves]
+        if self._spec is None:
+            self._spec, self._lost = spec, [np.zeros(shape, np.float32) for shape in shapes]
+        elif self._spec != spec or [lost.shape for lost in self._lost] != shapes:
+            raise ValueError("the value has another structure or other shapes than before: call reset() first")
+        given = []
+        for number, leaf in enumerate(leaves):
+            wished = leaf.astype(np.float32) + self._lost[number]
+            rounded = _round(wished, self._compression).astype(leaf.dtype)
+            with np.errstate(invalid="ignore"):
+                lost = wished - rounded.astype(np.float32)
+            self._lost[number] = np.where(np.isfinite(lost), lost, np.float32(0))
+            given.append(rounded)
+        result: T = nest.unflatten(spec, given)
+        return result
+
+    def reset(self) -> None:
+        """Forgets what was lost, as after weights have been loaded or the group has changed."""
+        self._spec, self._lost = None, []
+
+
+def _round(values: NDArray[np.float32], compression: Compression) -> NDArray[np.float32]:
+    """As values come out of compression."""
+    if compression is Compression.BFLOAT16:
+        bits = np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
+        rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+        return np.where(np.isnan(values), values, rounded).reshape(values.shape)
+    blocks = np.zeros((-(-values.size // _BLOCK), _BLOCK), np.float32)
+    blocks.reshape(-1)[: values.size] = values.reshape(-1)
+    finite = np.isfinite(blocks)
+    numbers = np.where(finite, blocks, np.float32(0))
+    largest = np.abs(numbers).max(axis=1, keepdims=True, initial=0)
+    special = ~finite.all(axis=1, keepdims=True)
+    if compression is Compression.INT8:
+        scale = np.maximum(largest / np.where(special, 126, 127).astype(np.float32), _LEAST_SCALE)
+        rounded = np.rint(numbers * (np.float32(1) / scale)) * scale
+    else:
+        scale = np.maximum(largest / np.where(special, 416, _MOST_FLOAT8).astype(np.float32), _LEAST_SCALE)
+        scaled = numbers * (np.float32(1) / scale)
+        _, exponent = np.frexp(scaled)  # four bits of each number are kept
+        step = np.maximum(np.ldexp(np.float32(1), exponent - 4), np.float32(_SMALLEST_FLOAT8))
+        rounded = np.rint(scaled / step) * step * scale
+    return np.where(finite, rounded, blocks).reshape(-1)[: values.size].reshape(values.shape)
