@@ -162,9 +162,10 @@ def test_a_route_gives_the_bits_of_the_general_executor(
 def test_what_is_large_or_compressed_has_no_route() -> None:
     def compile_sum(count: int, **fields: Any) -> CompiledCollective:
         leaves = (Leaf("", DType.FLOAT32, (count,)),)
-        return compile_program(Collective(AllReduce(ReduceOp.SUM), "*", leaves, **fields), topology(1, 1))
+        here = replace(topology(1, 1), tuning_table=(Tier("one_shot"),))
+        return compile_program(Collective(AllReduce(ReduceOp.SUM), "*", leaves, **fields), here)
 
-    assert has_route(compile_sum(100), 2)
+    assert has_route(compile_sum(100), 2) and has_route(compile_sum(4096), 2)
     assert not has_route(compile_sum(20_000), 2)
-    assert not has_route(compile_sum(100, compression=Compression.INT8), 2)
+    assert not has_route(compile_sum(4096, compression=Compression.INT8), 2)
     assert not has_route(compile_sum(100), core.MOST_WIRES + 1)
