@@ -12,6 +12,7 @@
 #include "arithmetic.h"
 
 enum progress { BLOCKED, MOVED, ODD };
+enum { AT_ONCE = 16 }; /* instances between two looks at the world: of a reduce a worker may only send */
 
 static u64 least(u64 a, u64 b) {
     return a < b ? a : b;
@@ -306,9 +307,9 @@ static int is_early(const struct crossings *x, const struct wire *w) {
            !memcmp(w->log + HEADER_INSTANCE, number, sizeof number);
 }
 
-/* Does all that can be done. */
+/* Does what can be done. MOVED: there may be more, but others have waited for long enough. */
 static enum progress advance(struct crossings *x) {
-    for (;;) {
+    for (int ended = 0; ended < AT_ONCE; ended++) {
         if (!x->open) {
             if (x->is_rung && reason_of(load(&head_of(x->engine->segment)->decided))) return ODD;
             if (x->is_rung && engine_attend(x->engine, x->next)) {
@@ -328,6 +329,7 @@ static enum progress advance(struct crossings *x) {
         }
         if (end(x) == ODD) return ODD;
     }
+    return MOVED;
 }
 
 /* ---- Waiting ---- */
@@ -374,20 +376,21 @@ int crossings_wait(struct crossings *x, struct pollfd *polls, int count, u64 nan
     int others = 0;
     u64 until = nanoseconds == ~(u64)0 ? nanoseconds : engine_now(x->engine) + nanoseconds;
     for (;;) {
-        if (advance(x) == ODD) x->is_odd = 1;
+        enum progress found = advance(x);
+        if (found == ODD) x->is_odd = 1;
         if (x->is_odd || others) return others;
         u64 t = engine_now(x->engine), limit = patience_end(x);
         if (t >= limit) x->is_odd = 1;
         if (t >= limit || t >= until) return 0;
-        u64 left = least(limit, until);
+        u64 left = found == MOVED ? t : least(limit, until);
         struct timespec timeout = {(time_t)((left - t) / 1000000000u), (long)((left - t) % 1000000000u)};
         for (int i = 0; i < count; i++) {
             const struct wire *w = wire_of(x, polls[i].fd);
             if (w) polls[i].events = events_of(x, w);
             polls[i].revents = 0;
         }
-        int found = ppoll(polls, (nfds_t)count, left == ~(u64)0 ? NULL : &timeout, NULL);
-        if (found > 0) others = take_events(x, polls, count);
-        else if (found < 0) for (int i = 0; i < count; i++) polls[i].revents = 0;
+        int events = ppoll(polls, (nfds_t)count, left == ~(u64)0 ? NULL : &timeout, NULL);
+        if (events > 0) others = take_events(x, polls, count);
+        else if (events < 0) for (int i = 0; i < count; i++) polls[i].revents = 0;
     }
 }

@@ -171,6 +171,7 @@ class Links:
             and link is not None
             and isinstance(link.stream, TcpStream)
             and link not in self._abandoned
+            and link not in self._hung_up
             and not link.is_mid_send
         }
 
