@@ -16,8 +16,8 @@ from collectived_proto.config.flags import NO_TLS_FLAGS
 class ForkedDaemon(daemon.Daemon):
     """The daemon that its command line says.
 
-    It begins by itself, and imports everything, with `within`, with a COMMAND of its own, and with TLS, of which gRPC
-    learns the ciphers while it is imported.
+    It begins by itself, and imports everything, with `within` (`("env",)` will do), with a COMMAND of its own, and with
+    TLS, of which gRPC learns the ciphers while it is imported.
 
     Attributes:
         MODULE: whose `main()` it runs with its arguments.

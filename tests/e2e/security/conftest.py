@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forked_daemon import ForkedDaemon
 
 from collectived import testing
 
@@ -37,7 +38,7 @@ class Place:
 
     def start(self, *arguments: str, within: tuple[str, ...] = (), secret: str = SECRET) -> testing.daemon.Daemon:
         """Starts a daemon of the job."""
-        daemon = testing.daemon.Daemon([*arguments, "--job", "test"], secret, within)
+        daemon = ForkedDaemon([*arguments, "--job", "test"], secret, within)
         self._running.callback(daemon.close)
         return daemon
 

@@ -61,10 +61,12 @@ def test_no_secret_or_token_is_in_a_log_an_argument_an_environment_status_trace_
         *("--client-tokens-file", private(tmp_path / "c", f"ci {CLIENT}")),
         *("--log-level", "debug", "--metrics", "0"),
     )
-    coordinator = start("coordinator", "--listen", f"unix:{folder}/c.sock", "--listen", "127.0.0.1:0", *files)
+    alone = ("env",)  # no forks: their arguments and environment are not those of their server
+    place = ("--listen", f"unix:{folder}/c.sock", "--listen", "127.0.0.1:0")
+    coordinator = start("coordinator", *place, *files, within=alone)
     there = coordinator.wait_ready(30)
     words = ("worker", "--task", "0", "--folder", str(folder / "w"), "--coordinator", there["addresses"][1])
-    worker = start(*words, "--listen", ":0", *files)
+    worker = start(*words, "--listen", ":0", *files, within=alone)
     said = worker.wait_ready(30)
     ranks = [
         subprocess.Popen(

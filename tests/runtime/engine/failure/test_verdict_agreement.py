@@ -107,7 +107,7 @@ class Network:
                     self.sent += 1
                     at = now + self.delays[worker, other]
                     if at != NEVER:
-                        message = replace(effect, only=worker)
+                        message = TellVerdict(effect.verdict, effect.final, only=worker)
                         heapq.heappush(self.events, (at, 0, next(self.order), other, message))
 
     def outcome(self, instance: int, workers: Iterable[int] = WORKERS) -> set[str]:
