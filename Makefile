@@ -88,6 +88,7 @@ bench: $(READY) ## measure against Gloo, MPI and TensorFlow, and write what came
 	$(BIN)/python -m benchmarks.floods --write
 	$(BIN)/python -m benchmarks.coordinator_load --write
 	$(BIN)/python -m benchmarks.compression --write
+	$(BIN)/python -m benchmarks.training --write
 
 bench-torch: $(TORCH_VENV)/installed $(NATIVE) ## measure PyTorch's process groups against Gloo's, and write what came of it into docs/internals/performance.md
 	$(TORCH_VENV)/bin/python -m benchmarks.process_groups --write

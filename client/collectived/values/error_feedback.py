@@ -11,9 +11,7 @@ from collectived.values import nest
 from collectived_proto.types import Compression
 
 T = TypeVar("T")
-_BLOCK = 128  # values that share a scale; see docs/guide/compression.md
-_LEAST_SCALE = np.float32(np.finfo(np.float32).tiny)
-_MOST_FLOAT8, _SMALLEST_FLOAT8 = 448, 2.0**-9
+_FORMATS = {one: number for number, one in enumerate(Compression)}  # as on the wire
 
 
 class ErrorFeedback:
@@ -81,23 +79,12 @@ class ErrorFeedback:
 
 def _round(values: NDArray[np.float32], compression: Compression) -> NDArray[np.float32]:
     """As values come out of compression."""
-    if compression is Compression.BFLOAT16:
-        bits = np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
-        rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-        return np.where(np.isnan(values), values, rounded).reshape(values.shape)
-    blocks = np.zeros((-(-values.size // _BLOCK), _BLOCK), np.float32)
+    from collectived_native import core  # without one, all else of the library works
+
+    number = _FORMATS[compression]
+    blocks = np.zeros((-(-values.size // core.BLOCK_VALUES), core.BLOCK_VALUES), np.float32)
     blocks.reshape(-1)[: values.size] = values.reshape(-1)
-    finite = np.isfinite(blocks)
-    numbers = np.where(finite, blocks, np.float32(0))
-    largest = np.abs(numbers).max(axis=1, keepdims=True, initial=0)
-    special = ~finite.all(axis=1, keepdims=True)
-    if compression is Compression.INT8:
-        scale = np.maximum(largest / np.where(special, 126, 127).astype(np.float32), _LEAST_SCALE)
-        rounded = np.rint(numbers * (np.float32(1) / scale)) * scale
-    else:
-        scale = np.maximum(largest / np.where(special, 416, _MOST_FLOAT8).astype(np.float32), _LEAST_SCALE)
-        scaled = numbers * (np.float32(1) / scale)
-        _, exponent = np.frexp(scaled)  # four bits of each number are kept
-        step = np.maximum(np.ldexp(np.float32(1), exponent - 4), np.float32(_SMALLEST_FLOAT8))
-        rounded = np.rint(scaled / step) * step * scale
-    return np.where(finite, rounded, blocks).reshape(-1)[: values.size].reshape(values.shape)
+    compressed = np.empty((len(blocks), core.block_bytes(number)), np.uint8)
+    core.compress(number, compressed, blocks)
+    core.expand(number, blocks, compressed)
+    return blocks.reshape(-1)[: values.size].reshape(values.shape)
