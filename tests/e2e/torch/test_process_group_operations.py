@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.torch.running import VERSION, run_well
+from tests.e2e.torch.running import BEGIN, VERSION, run_well
 
 pytest.importorskip("torch", reason="torch is not installed: make test-torch")
 pytestmark = pytest.mark.timeout(150)
@@ -351,3 +352,71 @@ except dist.DistBackendError as error:
 def test_an_aborted_group_says_who_did_it(cluster: Any, tmp_path: Path) -> None:
     for output in run_well(cluster, tmp_path / "store", 2, ABORTED):
         assert "rank 0 aborted the process group" in output
+
+
+DROPPED = """
+import threading
+from collectived.integrations.c10d import submission
+init()
+world = dist.group.WORLD
+if rank == 0:
+    thread = threading.Timer(0.5, dist.distributed_c10d._abort_process_group)
+    thread.start()
+try:
+    while True:  # until rank 0, which waits most of the time, has aborted
+        time.sleep(rank)
+        world.barrier().wait()
+except dist.DistBackendError as error:
+    print(error)
+if rank == 0:
+    thread.join()
+else:
+    dist.destroy_process_group()
+assert submission._shared_session._session is None and submission._shared_session._users == 0
+init()
+t = torch.ones(1)
+dist.all_reduce(t)
+assert t.item() == size and submission._shared_session._users == 1
+dist.destroy_process_group()
+assert submission._shared_session._session is None and submission._shared_session._users == 0
+"""
+
+
+@pytest.mark.skipif(not VERSION or VERSION < (2, 7), reason="PyTorch aborts NCCL alone, up to torch 2.6")
+def test_an_aborted_process_group_leaves_and_gives_its_session_back(two_workers: Any, tmp_path: Path) -> None:
+    for output in run_well(two_workers, tmp_path / "store", 2, DROPPED):
+        assert "rank 0 aborted the process group" in output
+
+
+OPEN = """
+init()
+if rank == 0:
+    received = [dist.irecv(torch.empty(1), 1), dist.irecv(torch.empty(1))]
+    began = time.monotonic()
+    if {collective}:
+        reduced = dist.all_reduce(torch.ones(1), async_op=True)
+    dist.destroy_process_group()
+    print(time.monotonic() - began)
+else:
+    sys.stdin.readline()  # until rank 0 has ended
+"""
+
+
+@pytest.mark.skipif(not VERSION or VERSION < (2, 7), reason="destroy_process_group tells NCCL alone, up to torch 2.6")
+@pytest.mark.parametrize("collective", [False, True], ids=["receives", "a-collective-too"])
+def test_destroying_a_process_group_does_not_wait_for_who_never_comes(
+    two_workers: Any, collective: bool, tmp_path: Path
+) -> None:
+    program = BEGIN + OPEN.format(collective=collective)
+    with contextlib.ExitStack() as running:
+        first, second = (
+            running.enter_context(two_workers.fresh_client(rank, 2, "unused", program)) for rank in range(2)
+        )
+        running.callback(second.kill)
+        for client in (first, second):
+            client.stdin.write(f"{tmp_path}/store\n")
+            client.stdin.flush()
+        output, errors = first.communicate(timeout=50)  # of the 60 seconds that operations have
+        assert first.returncode == 0, errors
+        assert collective or float(output) < 5, output
+        second.communicate("\n", timeout=50)

@@ -56,9 +56,12 @@ class Membership:
         """Nothing to wait for: only hooks have works waited for, and there are none."""
 
     def abort(self) -> None:
-        """End what is in flight, and every later operation, on all ranks."""
-        if self._submission.is_open:
-            self._group.abort(f"rank {self._rank} aborted the process group {self._name!r}")
+        """End what is in flight, and every later operation, on all ranks, and leave the group."""
+        self._submission.abort(f"rank {self._rank} aborted the process group {self._name!r}")
+
+    def shutdown(self) -> None:
+        """Leave the group; called by `destroy_process_group`."""
+        self._submission.close(f"rank {self._rank} destroyed the process group {self._name!r} amid an operation")
 
     def _split(self, ranks: Sequence[int], timeout: timedelta | None) -> Submission:
         """That of a group of some of these ranks, in that order; all call it. It is not open on the others."""

@@ -22,9 +22,9 @@ from collectived.integrations.c10d.arguments import (
 )
 from collectived.integrations.c10d.membership import Membership
 from collectived.integrations.c10d.reductions import Reduction, divide, plan_reduction, plan_sparse_reduction, scale
-from collectived.integrations.c10d.submission import AnyWork, Submission
+from collectived.integrations.c10d.submission import AnyWork
 from collectived.integrations.c10d.tensors import Tensor, TensorTarget, carried_length, flatten, join, to_leaf
-from collectived.integrations.c10d.work import Finish, PendingWork
+from collectived.integrations.c10d.work import Finish
 
 
 class Operations(Membership):
@@ -33,18 +33,6 @@ class Operations(Membership):
     Operations follow c10d: results are written into the tensors given; with `asyncOp` of their options, and without
     options, they return a Work in flight. Errors are `torch.distributed.DistBackendError`; its cause is ours.
     """
-
-    def __init__(self, submission: Submission, name: str) -> None:
-        super().__init__(submission, name)
-        self._from_any: list[PendingWork] = []  # receives from any rank, without those that had ended at the last
-
-    def shutdown(self) -> None:
-        """Leave the group; called by `destroy_process_group`."""
-        if self._submission.is_open:
-            for work in self._from_any:
-                work.cancel()
-        self._from_any.clear()
-        self._submission.close()
 
     def allreduce(
         self, tensors: Sequence[Tensor] | Tensor, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
@@ -304,11 +292,7 @@ class Operations(Membership):
         return self._submission.run([start], _settle(target), tensors)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> AnyWork:
-        work = self.recv(tensors, None, tag)
-        self._from_any = [one for one in self._from_any if not one.has_ended()]
-        if isinstance(work, PendingWork):
-            self._from_any.append(work)
-        return work
+        return self.recv(tensors, None, tag)
 
     def _plan(self, tensors: Sequence[Tensor], opts: Any) -> Reduction:
         _check_not_empty(tensors)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from time import monotonic
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -22,6 +25,7 @@ from collectived_proto.options import CommunicationOptions
 
 Start = Callable[..., Any]  # takes `options` and `async_op`
 AnyWork = CompletedWork | FailedWork | PendingWork
+CLOSE_GRACE = 5.0  # seconds for operations that are still open when their process group is destroyed
 
 
 class SharedSession:
@@ -70,6 +74,8 @@ class Submission:
         self._merged: dict[timedelta, CommunicationOptions] = {}
         self._defaults: CommunicationOptions | None = self.merge_timeout(None)  # of the group, where these are they
         self._group: Group | None = None
+        self._why_closed = "this rank is in no part of the process group that was split"
+        self._open: WeakSet[PendingWork] = WeakSet()  # may have ended since
         try:
             session = _shared_session.acquire()
             try:
@@ -106,7 +112,7 @@ class Submission:
     @property
     def group(self) -> Group:
         if self._group is None:
-            raise dist.DistBackendError("this process group was destroyed: call init_process_group or new_group again")
+            raise dist.DistBackendError(f"{self._why_closed}: call init_process_group or new_group again")
         return self._group
 
     @property
@@ -132,7 +138,9 @@ class Submission:
         is_async = getattr(opts, "asyncOp", True)
         try:
             if is_async:
-                return PendingWork([start(options=options, async_op=True) for start in starts], finish, result)
+                work = PendingWork([start(options=options, async_op=True) for start in starts], finish, result)
+                self._open.add(work)
+                return work
             results = [start(options=options) for start in starts]
         except CollectiveError as error:
             failure = translate(error)
@@ -151,17 +159,40 @@ class Submission:
             found = self._merged[limit] = CommunicationOptions(timeout_seconds=limit.total_seconds() or None)
         return found
 
-    def close(self, abort_reason: str = "") -> None:
-        """Leave the group; again is no harm. What went wrong was told to whoever called."""
+    def close(self, reason: str) -> None:
+        """Leave the group; again is no harm. What went wrong was told to whoever called.
+
+        Receives that are still posted are withdrawn. What else the caller has left open gets some seconds to end;
+        then it is aborted on all ranks, with that reason, for those who are to take part may never come.
+        """
+        works = [work for work in self._open if not work.has_ended()] if self.is_open else []
+        for work in works:
+            work.cancel()
+        end = monotonic() + CLOSE_GRACE
+        for work in works:
+            with contextlib.suppress(Exception):
+                work.wait(timedelta(seconds=max(0.001, end - monotonic())))
+        if any(not work.has_ended() for work in works):
+            self.abort(reason)
+        self._leave("this process group was destroyed")
+
+    def abort(self, reason: str) -> None:
+        """End what is in flight, and every later operation, on all ranks, and leave the group; again is no harm."""
+        group = self._group
+        if group is not None:
+            with contextlib.suppress(CollectiveError):  # it is over already
+                group.abort(reason)
+            self._leave(reason)
+
+    def _leave(self, why: str) -> None:
         group, self._group = self._group, None
         if group is None:
             return
+        self._why_closed = why
+        self._open.clear()
         try:
-            if abort_reason:
-                group.abort(abort_reason)
-            group.leave()
-        except CollectiveError:
-            pass
+            with contextlib.suppress(CollectiveError):
+                group.leave()
         finally:
             _shared_session.release()
 
