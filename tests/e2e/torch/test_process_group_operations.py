@@ -279,11 +279,18 @@ part, _ = dist.new_subgroups(1)
 t = torch.ones(2)
 dist.all_reduce(t, group=part)
 assert t.tolist() == [1.0, 1.0]
-half = dist.group.WORLD.split_group([0, 1] if rank < 2 else [2], group_name=f"half-{rank // 2}")
+world = dist.group.WORLD
+half = world.split_group([0, 1] if rank < 2 else [2], group_name=f"half-{rank // 2}")
 t = torch.ones(1)
 half.allreduce([t]).wait()
 assert half.size() == t.item() == (2 if rank < 2 else 1)
 half.shutdown()
+for lists in ([[0, 1, 2], [0, 1], [0, 2]], [[0, 1, 2], [0, 2, 1], [0, 1, 2]], [[0, 1, 2], [0, 1, 2], [0, 1, 2, 3]]):
+    try:
+        world.split_group(lists[rank])
+        raise SystemExit("lists that differ were not refused")
+    except dist.DistBackendError as error:
+        assert "differ" in str(error), error
 from torch.distributed.device_mesh import init_device_mesh
 try:
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor

@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
+import torch.distributed as dist
+
 from collectived.group import Group
+from collectived.integrations.c10d.errors import translate
 from collectived.integrations.c10d.submission import Submission
+from collectived_proto.errors import CollectiveError
 
 NAME = "collectived"
 
@@ -64,6 +69,23 @@ class Membership:
         self._submission.close(f"rank {self._rank} destroyed the process group {self._name!r} amid an operation")
 
     def _split(self, ranks: Sequence[int], timeout: timedelta | None) -> Submission:
-        """That of a group of some of these ranks, in that order; all call it. It is not open on the others."""
-        member = self._rank in ranks
-        return self._submission.split(min(ranks) if member else None, ranks.index(self._rank) if member else 0, timeout)
+        """That of a group of some of these ranks, in that order; all call it. It is not open on the others.
+
+        Raises:
+            DistBackendError: the ranks that came together did not all give the same list.
+        """
+        if self._rank not in ranks:
+            return self._submission.split(None, 0, timeout)
+        part = self._submission.split(min(ranks), ranks.index(self._rank), timeout)
+        try:
+            told = part.group.all_gather(np.array([ranks])).tolist()
+        except CollectiveError as error:  # of other lengths
+            part.close(str(error))
+            raise translate(error) from error
+        if part.group.size != len(ranks) or any(one != list(ranks) for one in told):
+            part.close("the lists of ranks differ")
+            raise dist.DistBackendError(
+                f"the ranks of a part of process group {self._name!r} gave lists that differ: {told}, one of each"
+                " rank: give the same list on all of them"
+            )
+        return part
