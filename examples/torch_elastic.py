@@ -96,7 +96,7 @@ def main() -> None:
                 print(f"rank {group.rank} of {group.size} from step {model.step}", flush=True)
                 open_process_group(group)
                 over = train(group, model, ending)
-            except (dist.DistBackendError, cd.errors.CollectiveError) as error:
+            except (dist.DistError, cd.errors.CollectiveError) as error:
                 print(f"after step {model.step}: {error}", flush=True)
             if dist.is_initialized():
                 dist.destroy_process_group()
