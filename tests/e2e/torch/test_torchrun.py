@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.e2e.launcher.conftest import Place
 from tests.e2e.launcher.conftest import place as place
-from tests.e2e.torch.running import REGISTER
+from tests.e2e.torch.running import REGISTER, VERSION
 
 pytest.importorskip("torch", reason="torch is not installed: make test-torch")
 pytestmark = pytest.mark.timeout(240)
@@ -120,3 +120,14 @@ def test_our_launchers_train_and_name_a_killed_rank(
     with daemons(place, tmp_path) if launcher is RUN else contextlib.nullcontext():
         check_trained(run(place, *launcher, str(program)))
         check_named(run(place, *launcher, str(program), "die"), program)
+
+
+@pytest.mark.skipif(VERSION < (2, 5), reason="PyTorch 2.4 reads no entry points")
+def test_the_program_of_the_page_for_pytorch_runs_as_it_stands(place: Place, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/start/pytorch.md").read_text()
+    (source,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "train.py").write_text(source)
+    done = run(
+        place, *COLLECTIVED, "launch", "--workers", "1", "--clients", "2", "--", sys.executable, f"{tmp_path}/train.py"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
