@@ -128,6 +128,7 @@ docs: $(READY) ## write docs/reference, man pages, the figures, the simulator's 
 	$(BIN)/python -m tests.docs.cli_page
 	$(BIN)/python -m tests.docs.man_pages
 	$(BIN)/python -m tests.docs.performance_chart
+	$(BIN)/python -m tests.docs.training_chart
 	$(BIN)/python -m tests.docs.figures
 	$(BIN)/python tests/docs/algorithms_page.py
 	$(BIN)/python -m tests.docs.configuration

@@ -99,8 +99,8 @@ def run_rank(addresses: list[str], rank: int, rounds: int) -> Seconds:
 
 
 @contextmanager
-def two_hosts() -> Iterator[list[str]]:
-    """The addresses of two workers with a link of 1 Gbit/s between them, for clients of this host."""
+def two_hosts(megabits: int = MEGABITS) -> Iterator[list[str]]:
+    """The addresses of two workers, for clients of this host, with a link of so many Mbit/s between them."""
     mark = f"cd{secrets.token_hex(3)}"
     names, ends = [f"{mark}{side}" for side in "ab"], [f"{mark}v{side}" for side in "ab"]
     with ExitStack() as stack:
@@ -111,7 +111,7 @@ def two_hosts() -> Iterator[list[str]]:
         for side, (name, end) in enumerate(zip(names, ends, strict=True)):
             _run(f"ip -n {name} addr add 10.78.0.{side + 1}/24 dev {end}")
             _run(f"ip -n {name} link set {end} up")
-            _run(f"tc -n {name} qdisc add dev {end} root tbf rate {MEGABITS}mbit burst 128kb latency 50ms")
+            _run(f"tc -n {name} qdisc add dev {end} root tbf rate {megabits}mbit burst 128kb latency 50ms")
         folder, secret = stack.enter_context(tempfile.TemporaryDirectory(prefix="cd-")), secrets.token_hex(16)
 
         def start(*words: str, within: tuple[str, ...] = ()) -> str:
