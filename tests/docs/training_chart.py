@@ -35,7 +35,7 @@ def fresh(page: str) -> str:
     rows = trainings(page)
     longest = max(row.seconds for row in rows)
     drawing = Drawing(_WIDTH, _TOP + _STEP * len(rows) + 8, "Seconds and test accuracy of a training by compression")
-    drawing.text(12, 20, "train_digits.py, 400 steps of two hosts with a link of 1 Gbit/s; less time is better")
+    drawing.text(12, 20, "train_digits.py, 400 steps of two hosts with a link of 100 Mbit/s; less time is better")
     drawing.text(12, 36, "behind each bar: seconds, and test accuracy", "small soft")
     for place, row in enumerate(rows):
         y = _TOP + _STEP * place
