@@ -85,6 +85,8 @@ def test_only_the_root_of_a_reduce_gets_the_result(make: Any) -> None:
 def test_a_broadcast_is_one_collective_and_brings_dense_shape(make: Any) -> None:
     root, template = make(size=2), make(size=2, rank=1)
     value: dict[str, Any] = {"emb": slices(), "b": np.ones(2)}
+    emb = value["emb"]
+    template.far.comes = {"b": value["b"], "emb": [emb.values, emb.indices, *emb.dense_shape]}  # leaf by leaf
     for result in (root.group.broadcast(value), template.group.broadcast(value)):
         assert result["emb"].dense_shape == (9, 3) and result["emb"].values is not value["emb"].values
         assert np.array_equal(result["emb"].values, value["emb"].values)
