@@ -22,7 +22,12 @@ def test_the_socket_of_a_rank_that_cannot_enter_is_closed_though_the_error_is_ke
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
         door.bind(path)
         door.listen()
-        hanging_up = threading.Thread(target=lambda: door.accept()[0].close())
+
+        def hang_up() -> None:
+            with door.accept()[0] as guest:
+                guest.recv(1 << 10)  # its token
+
+        hanging_up = threading.Thread(target=hang_up)
         hanging_up.start()
         with pytest.raises(UnavailableError, match="it has closed the connection|Broken pipe") as caught:
             open_doorbell(JoinedGroup(GROUP, 0, path, b"token", True), "worker 0")
