@@ -105,7 +105,9 @@ def test_a_receive_that_another_thread_has_described_meanwhile_is_collected_when
         return states + [one.state() for one in engine.collect(0)]
 
     nothing, told = as_threads(2, body)
-    assert nothing == [] and told in ([core.PENDING, core.COMPLETE], [core.COMPLETE])  # it may be quick
+    # It may be quick: complete before it is collected, or after that and before its state is asked for.
+    assert nothing == [] and told[-1] == core.COMPLETE
+    assert told[:-1] in ([core.PENDING], [core.COMPLETE], [])
 
 
 @pytest.mark.parametrize("size", [10, 5000, 3 * RING])
