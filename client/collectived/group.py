@@ -285,7 +285,7 @@ class Group(Collectives):
         if self._unusable_reason:
             raise FailedPreconditionError(self._unusable_reason)
         frame = None
-        told: tuple[type[Exception], ...] = ()  # of the end: after these this rank is where the others are
+        told: tuple[type[Exception], ...] = ()  # errors that leave this rank where the others are; once it has ended
         if not (async_op or options or hints or special):
             try:
                 frame = sys._getframe(2)

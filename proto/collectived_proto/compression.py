@@ -13,6 +13,11 @@ class Compression(enum.Enum):
     FLOAT8 = "float8"
     INT8 = "int8"
 
+    @property
+    def number(self) -> int:
+        """As on the wire and in the native core."""
+        return list(Compression).index(self)
+
     @classmethod
     def of(cls, value: object) -> Compression:
         """The format of that name, in any case.

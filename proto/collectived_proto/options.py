@@ -89,7 +89,7 @@ class CommunicationOptions:
             object.__setattr__(self, "compression", Compression.of(self.compression).value)
 
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
-        """These options where `other` says nothing: 0, None and AUTO do, but not a timeout of 0 or `"none"`."""
+        """These options where `other` chooses nothing: by 0, None or AUTO. A timeout of 0 and `"none"` are choices."""
         if other is None:
             return self
         return CommunicationOptions(

@@ -264,6 +264,10 @@ class Collective:
     open: bool = False
     compression: Compression = Compression.NONE
 
+    def contributes(self, rank: int) -> bool:
+        """Whether the value of this rank goes anywhere: of a broadcast or scatter only the root's does."""
+        return not isinstance(self.operation, (Broadcast, Scatter)) or self.operation.root == rank
+
     @property
     def lengths_differ(self) -> bool:
         """Whether the leaves' first lengths may differ between ranks, so that they must be exchanged first."""

@@ -55,7 +55,6 @@ from collectived_proto.types import (
     Recv,
     Reduce,
     Reduction,
-    Scatter,
     Send,
     Tier,
 )
@@ -206,7 +205,7 @@ class PreparedCall:
         operation = collective.operation
         self.is_p2p = isinstance(operation, (Send, Recv))
         self.receives = _receives(operation, rank)
-        self.contributes = not isinstance(operation, (Broadcast, Scatter)) or operation.root == rank
+        self.contributes = collective.contributes(rank)
         self.accepts_any = collective.open
         self.pack_count = 1 if self.accepts_any else len(layout.packs)
         self.staging_locations: list[LeafLocation] = []

@@ -49,7 +49,7 @@ class RayJob:
         self.size = len(ranks)
         self._name = name
         self._ranks = tuple(ranks)
-        self._waits_still = False  # whether a rank may do so in a run that has failed
+        self._has_stuck_rank = False  # that waits for a dead one, in a run that has failed
         self._groups = (f"{name}-{number}" for number in itertools.count())
 
     def run(self, body: Callable[..., Any], *args: Any, timeout: float | None = None) -> list[Any]:
@@ -69,7 +69,7 @@ class RayJob:
                 wait for it without end, are waited for no longer than 15 s.
             RuntimeError: a rank still waits in an earlier run that has failed.
         """
-        if self._waits_still:
+        if self._has_stuck_rank:
             raise RuntimeError("a rank still waits in an earlier run, which has failed: start another job")
         group = next(self._groups)
         calls = [rank.run.remote(body, args, group, timeout) for rank in self._ranks]
@@ -78,8 +78,8 @@ class RayJob:
         while pending:  # one by one as they end: errors of others follow from the first one
             is_one_dead = any(isinstance(error, ray.exceptions.RayActorError) for error in failed)
             ended, pending = ray.wait(pending, timeout=_END_TIMEOUT if is_one_dead else None)
-            if not ended:  # they wait for it
-                self._waits_still = True
+            if not ended:
+                self._has_stuck_rank = True
                 break
             try:
                 ray.get(ended[0])

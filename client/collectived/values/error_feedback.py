@@ -11,7 +11,6 @@ from collectived.values import nest
 from collectived_proto.types import Compression
 
 T = TypeVar("T")
-_FORMATS = {one: number for number, one in enumerate(Compression)}  # as on the wire
 
 
 class ErrorFeedback:
@@ -81,10 +80,9 @@ def _round(values: NDArray[np.float32], compression: Compression) -> NDArray[np.
     """As values come out of compression."""
     from collectived_native import core  # without one, all else of the library works
 
-    number = _FORMATS[compression]
     blocks = np.zeros((-(-values.size // core.BLOCK_VALUES), core.BLOCK_VALUES), np.float32)
     blocks.reshape(-1)[: values.size] = values.reshape(-1)
-    compressed = np.empty((len(blocks), core.block_bytes(number)), np.uint8)
-    core.compress(number, compressed, blocks)
-    core.expand(number, blocks, compressed)
+    compressed = np.empty((len(blocks), core.block_bytes(compression.number)), np.uint8)
+    core.compress(compression.number, compressed, blocks)
+    core.expand(compression.number, blocks, compressed)
     return blocks.reshape(-1)[: values.size].reshape(values.shape)

@@ -74,10 +74,10 @@ class Poller:
 
         Args:
             look: look for a moment before sleeping.
-            wait: waits instead, and does something itself meanwhile.
+            wait: waits instead, without that look, and does something itself meanwhile.
         """
         left = max(0.0, until - time.monotonic()) if until else 0.0
-        found = self._spin.poll(self._poll, left) if look and left else []
+        found = self._spin.poll(self._poll, left) if look and left and wait is None else []
         if wait is not None and left:
             polls = bytearray(b"".join(_POLLED.pack(*asked, 0) for asked in self._events.items()))
             found = wait(polls, left)

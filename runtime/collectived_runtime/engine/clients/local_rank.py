@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from collectived_proto.ipc import messages
 from collectived_proto.ipc.arena import Arena
-from collectived_proto.types import AllReduce, Broadcast, DType, Member, Reduce, Scatter
+from collectived_proto.types import AllReduce, Broadcast, DType, Member, Reduce
 from collectived_runtime.device.gpus import Gpu, Region
 from collectived_runtime.engine.base.lent import MemoryHolder
 from collectived_runtime.engine.submit.contracts import PreparedCollective
@@ -91,9 +91,7 @@ class LocalRank:
 
     def resolve_inputs(self, prepared: PreparedCollective, submission: messages.Submit) -> InputBuffers:
         """The memory of a submission; raises messages.MalformedMessage where it is out of bounds."""
-        operation = prepared.collective.operation
-        contributes = not isinstance(operation, (Broadcast, Scatter)) or operation.root == self.rank
-        return InputBuffers(self.resolve_memory, prepared, submission, contributes)
+        return InputBuffers(self.resolve_memory, prepared, submission, prepared.collective.contributes(self.rank))
 
     def attach_doorbell(self, doorbell: socket.socket) -> None:
         """Take the doorbell when the client has connected it."""

@@ -27,7 +27,7 @@ _TICKS_AT_A_TIME = 4  # of a large value, whose parts lie in the segment
 
 
 def are_usable(topology: GroupTopology) -> bool:
-    """Whether the ranks of this worker may meet in a segment: no GPUs, and several ranks or no other worker."""
+    """Whether the ranks of this worker may meet in a segment: no GPUs, and not more of them than seats."""
     spans = len(topology.peers) > 1
     return not topology.has_gpus and 1 <= len(topology.own_ranks) <= MAX_SEATS - spans
 

@@ -18,7 +18,6 @@ from collectived_runtime.plan.moves import Span
 
 BLOCK_VALUES = core.BLOCK_VALUES
 MIN_COMPRESSED_BYTES = 4096  # of partial sums: what is smaller is not worth an error, nor the time
-_FORMATS = {one: number for number, one in enumerate(Compression)}  # as on the wire
 _PARTIAL_BYTES = DType.FLOAT32.itemsize
 
 
@@ -51,7 +50,7 @@ class BlockLayout:
     @property
     def format(self) -> int:
         """The number of its format in the native core."""
-        return _FORMATS[self.compression]
+        return self.compression.number
 
     @property
     def block_bytes(self) -> int:

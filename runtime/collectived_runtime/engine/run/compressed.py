@@ -183,11 +183,14 @@ class CompressedBuffers(LinkMemory):
     def read(self, move: SendMove, headers: Headers) -> Batches:
         span = move.span
         if move.source is Buffer.INPUT:
-            get_rows: Callable[[int, int], Array] = self._compress_input(span).get
+            get_rows = self._compress_input(span).get
         elif move.source is Buffer.OUTPUT:
             assert self.output is not None
             kept = self.output[span.start : span.stop]
-            get_rows = lambda start, stop: kept[start:stop]  # noqa: E731
+
+            def get_rows(start: int, stop: int) -> Array:
+                return kept[start:stop]
+
         else:
             get_rows = _Compressor(self._format, self.scratch[span.start : span.stop]).get
         at = 0
