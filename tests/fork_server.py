@@ -5,6 +5,7 @@ It has one thread, and has opened nothing, so that a child of it is as good as a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -14,6 +15,7 @@ import select
 import socket
 import struct
 import sys
+import threading
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,6 +43,7 @@ def main(descriptor: int, modules: Sequence[str]) -> None:
         request = serve(socket.socket(fileno=descriptor))
     if request is not None:
         run(request)
+        end()
 
 
 def serve(control: socket.socket) -> Request | None:
@@ -97,3 +100,20 @@ def run(request: Request) -> None:
     sys.argv = ["-c"]
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     exec(compile(request.program, "<string>", "exec"), module.__dict__)
+
+
+def end() -> None:
+    """End as after a program that has come to its end, but leave the modules together.
+
+    An interpreter takes them apart, and in a child that copies nearly every page of the server: five times the
+    processor time of all the rest. What a program could see of it still happens: threads are waited for, exit
+    functions are called, and what the program has made is collected.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.modules["__main__"].__dict__.clear()
+    gc.collect()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # the program has none any more
+            stream.flush()
+    os._exit(0)
