@@ -1,11 +1,13 @@
-"""On how many cores a process runs; needs no compiled core."""
+"""On how many cores a process runs; needs no compiled core.
+
+Every join asks it a few times, so paths are plain text here.
+"""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP = "/sys/fs/cgroup"
 
 
 def count_cores() -> int:
@@ -18,7 +20,8 @@ def _quotas() -> list[int]:
     found = []
     for folder in _own_cgroups():
         try:
-            quota, period = (folder / "cpu.max").read_text().split()
+            with open(f"{folder}/cpu.max") as file:
+                quota, period = file.read().split()
         except (OSError, ValueError):
             continue
         if quota != "max":
@@ -26,31 +29,33 @@ def _quotas() -> list[int]:
     return found
 
 
-def _own_cgroups() -> list[Path]:
+def _own_cgroups() -> list[str]:
     """Return the folders of this process's cgroup and of all above it."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        with open("/proc/self/cgroup") as file:
+            lines = file.read().splitlines()
     except OSError:
         return []
     names = [line[3:] for line in lines if line.startswith("0::/")]
-    folder = _CGROUP / names[0].lstrip("/") if names else _CGROUP
-    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(_CGROUP))]
+    parts = names[0].strip("/").split("/") if names and names[0] != "/" else []
+    return ["/".join((_CGROUP, *parts[:depth])) for depth in range(len(parts), -1, -1)]
 
 
 def may_use_all_cores() -> bool:
     """Whether nobody has narrowed this thread to some of the cores that its cgroup allows."""
-    allowed = _read_cores(Path("/sys/devices/system/cpu/online"))
+    allowed = _read_cores("/sys/devices/system/cpu/online")
     for folder in _own_cgroups():
-        if (cores := _read_cores(folder / "cpuset.cpus.effective")) is not None:
+        if (cores := _read_cores(f"{folder}/cpuset.cpus.effective")) is not None:
             allowed = cores
             break
     return allowed is not None and os.sched_getaffinity(0) == allowed
 
 
-def _read_cores(path: Path) -> set[int] | None:
+def _read_cores(path: str) -> set[int] | None:
     """Read a list such as `0-3,8`."""
     try:
-        text = path.read_text().strip()
+        with open(path) as file:
+            text = file.read().strip()
     except OSError:
         return None
     cores: set[int] = set()

@@ -11,8 +11,7 @@ from collectived_native import cores
 
 
 def test_the_quota_of_a_cgroup_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "_CGROUP", tmp_path)
-    monkeypatch.setattr(cores, "_own_cgroups", lambda: [tmp_path / "inner", tmp_path])
+    monkeypatch.setattr(cores, "_own_cgroups", lambda: [f"{tmp_path}/inner", str(tmp_path)])
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "cpu.max").write_text("max 100000\n")
     (tmp_path / "cpu.max").write_text("150000 100000\n")

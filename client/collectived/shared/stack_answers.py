@@ -20,6 +20,7 @@ from collectived_proto.ipc import messages
 
 log = logging.getLogger("collectived")
 
+_ALL_SIGNALS = signal.valid_signals()
 _CONNECT_TIMEOUT = 5.0  # seconds; its worker has answered a moment ago
 
 
@@ -53,7 +54,7 @@ class StackAnswers:
 
 
 def _answer(sock: socket.socket, first: int) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for threads of the caller's
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)  # they are for threads of the caller's
     with sock, contextlib.suppress(OSError):
         while sock.recv(messages.MAX_STACK):
             sock.send(messages.encode_bare(messages.MessageType.STACK, describe_threads(first)))

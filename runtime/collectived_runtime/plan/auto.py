@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import blake2b
 from math import ceil
 
@@ -57,8 +58,12 @@ def choose(topology: HostLayout, among: Iterable[str] = ()) -> Table:
         topology: hosts and links.
         among: names of algorithms to choose from, by default all of `TIMES`.
     """
-    hosts, model = len(topology.hosts), topology.model
-    names = tuple(among) or tuple(TIMES)
+    return _choose(len(topology.hosts), topology.model, tuple(among) or tuple(TIMES))
+
+
+@lru_cache(maxsize=64)
+def _choose(hosts: int, model: Model, names: tuple[str, ...]) -> Table:
+    """Remembered, because most groups of a job are of as many hosts, and a table takes milliseconds."""
     rows: list[Row] = []
     nbytes = 1
     while nbytes <= LARGEST:
