@@ -9,6 +9,7 @@ import click
 import grpc
 
 from collectived_launcher.credential import attach_credential
+from collectived_proto.error_status import describe_failure
 from collectived_proto.tls.client import channel_credentials, diagnose_connection
 from collectived_proto.tls.files import TlsFileError, TlsFiles, TlsMaterial, load_material
 
@@ -31,7 +32,7 @@ def open_channel(address: str) -> grpc.Channel:
 
 def describe_rpc_error(address: str, error: grpc.RpcError) -> str:
     """Why that call failed, for people."""
-    said = str(error.details() or error.code().name)
+    said = describe_failure(error)
     reason = (
         diagnose_connection(address, _load_tls_material(address)) if error.code() is grpc.StatusCode.UNAVAILABLE else ""
     )

@@ -14,6 +14,26 @@ from collectived_proto.codec import verdict_from_proto, verdict_to_proto
 from collectived_proto.errors import Code, CollectiveError, UnavailableError, error_class, error_from_verdict
 from collectived_proto.v1 import common_pb2
 
+_OUR_WORDS = (
+    ("deadline exceeded", "no answer in time"),
+    ("ping timeout", "it is silent: it is stopped, or the network is interrupted"),
+    ("no such file or directory", "its socket does not exist"),
+    ("connection refused", "the connection was refused: nothing listens there"),
+    ("permission denied", "this user may not connect to it"),
+    ("errors resolving", "its host name is not known"),
+    ("no route to host", "there is no way to its host"),
+    ("network is unreachable", "there is no way to its host"),
+    ("timed out", "its host does not answer"),
+    ("failed parsing http/2", "something else answers there"),
+    ("connection reset", "the connection was closed"),
+    ("broken pipe", "the connection was closed"),
+    ("socket closed", "the connection was closed"),
+    ("endpoint closing", "the connection was closed"),
+    ("goaway", "the connection was closed"),
+)
+"""What gRPC says of a connection, in lower case, and what is said for it; the first that is found counts."""
+_ABOUT_CONNECTIONS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED)
+
 
 def to_status(error: CollectiveError) -> grpc.Status:
     """Return the status that a servicer aborts with."""
@@ -31,6 +51,14 @@ def has_status(error: Exception) -> bool:
     return isinstance(error, grpc.Call) and rpc_status.from_call(error) is not None
 
 
+def describe_failure(error: grpc.RpcError) -> str:
+    """Why a call failed, for people: what a servicer says, or what has come of the connection."""
+    code, details = error.code(), error.details() or ""
+    if code in _ABOUT_CONNECTIONS and not has_status(error):
+        details = next((ours for theirs, ours in _OUR_WORDS if theirs in details.lower()), details)
+    return details or str(code.name)
+
+
 def from_rpc_error(error: grpc.RpcError, target: str) -> CollectiveError:
     """The exception that a failed call to `target` is raised as."""
     if not isinstance(error, grpc.Call):
@@ -42,7 +70,7 @@ def from_rpc_error(error: grpc.RpcError, target: str) -> CollectiveError:
             if detail.Unpack(verdict):
                 return error_from_verdict(verdict_from_proto(verdict))
     code = Code(error.code().value[0])
-    details = error.details() or code.name
+    details = describe_failure(error)
     if code in (Code.UNAVAILABLE, Code.UNKNOWN) and status is None:
         return UnavailableError(f"{target} cannot be reached: {details}")
     return error_class(code)(details)

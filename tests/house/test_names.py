@@ -37,6 +37,7 @@ READS = {"startswith", "endswith", "removeprefix", "removesuffix", "find", "inde
 # Where others give nothing but a text: each in a function of its own, which says why.
 FOREIGN_TEXTS = {
     ("flags.py", "error"),  # of argparse
+    ("error_status.py", "describe_failure"),  # of gRPC: what it says of a connection, for people
     ("remote_host.py", "_lacks_module"),  # Python has one exit status for it and for all else
 }
 HAVE_OTHER_MEANINGS = {"plan/double_tree.py"}

@@ -52,6 +52,13 @@ class Failed(grpc.RpcError, grpc.Call):
         return False
 
 
+def grpc_status(code: grpc.StatusCode, details: str) -> grpc.Status:
+    """Return what gRPC itself ends a call with."""
+    sent = grpc.Status()
+    sent.code, sent.details, sent.trailing_metadata = code, details, ()
+    return sent
+
+
 def test_every_class_of_the_tree_is_in_its_picture() -> None:
     picture = errors.__doc__ or ""
     assert all(kind.__name__ in picture for kind in CLASSES)
@@ -61,6 +68,32 @@ def test_every_class_of_the_tree_is_in_its_picture() -> None:
 def test_every_error_comes_out_of_a_status_as_it_went_in(kind: type[CollectiveError]) -> None:
     received = error_status.from_rpc_error(Failed(error_status.to_status(kind("what happened"))), "the worker")
     assert type(received) is kind and str(received) == "what happened" and received.verdict is None
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("Stream removed (ping timeout)", "it is silent: it is stopped, or the network is interrupted"),
+        ("Stream removed (recvmsg:Connection reset by peer (104))", "the connection was closed"),
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote "
+            "host: Connection refused",
+            "the connection was refused: nothing listens there",
+        ),
+        ("the coordinator is stopping", "the coordinator is stopping"),
+        ("", "UNAVAILABLE"),
+    ],
+)
+def test_what_grpc_says_of_a_connection_is_told_in_our_words(theirs: str, ours: str) -> None:
+    failed = Failed(grpc_status(grpc.StatusCode.UNAVAILABLE, theirs))
+    assert error_status.describe_failure(failed) == ours
+    error = error_status.from_rpc_error(failed, "the worker")
+    assert type(error) is errors.UnavailableError and str(error) == f"the worker cannot be reached: {ours}"
+
+
+def test_a_servicer_may_say_what_grpc_says() -> None:
+    said = errors.UnavailableError("rank 2 is lost: ping timeout")
+    assert str(error_status.from_rpc_error(Failed(error_status.to_status(said)), "the worker")) == str(said)
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)

@@ -18,6 +18,7 @@ import grpc
 
 from collectived_launcher import grpc_channel
 from collectived_launcher.credential import SECRET_FILE, TOKEN_FILE
+from collectived_proto.error_status import describe_failure
 from collectived_proto.ipc import job_files
 from collectived_proto.report.merge import merge_replies
 from collectived_proto.v1.coordinator_pb2_grpc import CoordinatorStub
@@ -209,7 +210,7 @@ def _describe_failure(address: str, error: grpc.RpcError, target: Target) -> str
 
 def refusal_text(address: str, error: grpc.RpcError) -> str:
     """What a daemon answered that does not want us, and how it may."""
-    said = f"{address} answered {error.code().name}: {error.details()}"
+    said = f"{address} answered {error.code().name}: {describe_failure(error)}"
     if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
         return said
     return f"{said}; set {SECRET_FILE}, or {TOKEN_FILE} to look only, to a file that holds it"

@@ -13,6 +13,7 @@ import grpc
 
 from collectived_launcher import grpc_channel
 from collectived_launcher.status.discovery import UNREACHABLE_CODES, Target, Unreachable, refusal_text
+from collectived_proto.error_status import describe_failure
 from collectived_proto.v1.trace_pb2 import TraceCollective, TraceLane, TraceReply, TraceRequest, WorkerClock
 from collectived_proto.v1.worker_pb2_grpc import WorkerStub
 
@@ -138,7 +139,7 @@ def _request_worker(address: str, request: TraceRequest) -> CollectedTrace:
             if not account.workers:
                 raise
             account.warnings.append(
-                f"{address} stopped amid its answer ({error.details() or error.code().name}): the rest is missing"
+                f"{address} stopped amid its answer ({describe_failure(error)}): the rest is missing"
             )
     return account
 

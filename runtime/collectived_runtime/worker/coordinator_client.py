@@ -26,6 +26,7 @@ import grpc
 import grpc.aio
 
 from collectived_proto.codec import versions_from_proto
+from collectived_proto.error_status import describe_failure
 from collectived_proto.errors import FailedPreconditionError, UnavailableError
 from collectived_proto.tls.files import TlsFiles
 from collectived_proto.v1 import coordinator_pb2, coordinator_pb2_grpc, status_pb2, trace_pb2
@@ -254,15 +255,15 @@ class CoordinatorClient:
                 await self._run_stream()
             except grpc.aio.AioRpcError as error:
                 if error.code() not in AWAY_CODES and not self._was_welcomed:
-                    refused = f"the coordinator at {self.address} refuses this worker: {error.details()}"
+                    refused = f"the coordinator at {self.address} refuses this worker: {describe_failure(error)}"
                     apart = error.code() is grpc.StatusCode.FAILED_PRECONDITION
                     raise (FailedPreconditionError if apart else UnavailableError)(refused) from error
                 await self._check_tls(error)
                 self._exhausted = (error.details() or "") if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED else ""
                 if error.code() in UNREACHED_CODES:
-                    self._note_away(f"{error.code().name}: {error.details()}")
+                    self._note_away(f"{error.code().name}: {describe_failure(error)}")
                 else:
-                    self._warn(f"{error.code().name}: {error.details()}")
+                    self._warn(f"{error.code().name}: {describe_failure(error)}")
             except FailedPreconditionError as error:
                 if not self._was_welcomed:
                     raise
@@ -429,7 +430,7 @@ def _explain_enlist_failure(error: grpc.aio.AioRpcError, address: str, patience:
         case grpc.StatusCode.UNIMPLEMENTED:
             return f"the coordinator at {address} is of a release that gives no numbers to workers: give --task"
         case _:
-            return f"the coordinator at {address} refuses this worker: {error.details()}"
+            return f"the coordinator at {address} refuses this worker: {describe_failure(error)}"
 
 
 MAX_RANKS_PER_HEARTBEAT = 256  # told by one heartbeat; others have their turn with the next

@@ -16,6 +16,7 @@ import grpc
 import grpc.aio
 
 from collectived_proto.deadline import MAX_DRAIN_SECONDS, check_drain_timeout
+from collectived_proto.error_status import describe_failure
 from collectived_proto.errors import UnavailableError
 from collectived_proto.v1 import coordinator_pb2 as pb
 from collectived_proto.v1 import status_pb2
@@ -85,8 +86,8 @@ class DrainState:
                 raise
             if not mine:
                 raise UnavailableError(
-                    f"the coordinator does not answer ({error.details()}), and it alone can drain a host or a group: "
-                    "drain workers one by one, or try again when it is back"
+                    f"the coordinator does not answer ({describe_failure(error)}), and it alone can drain a host or a "
+                    "group: drain workers one by one, or try again when it is back"
                 ) from None
             return await self._drain_without_coordinator(request)
         finally:

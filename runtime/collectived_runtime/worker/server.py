@@ -22,6 +22,7 @@ from collectived_proto.addresses import parse_address
 from collectived_proto.codec import versions_to_proto
 from collectived_proto.config.daemons import WorkerSettings
 from collectived_proto.devices import DeviceName
+from collectived_proto.error_status import describe_failure
 from collectived_proto.errors import CollectiveError, UnavailableError
 from collectived_proto.ipc.job_files import check_socket_path
 from collectived_proto.report.merge import merge_own_reply
@@ -426,8 +427,9 @@ class _Worker:
         try:
             reply = await self.coordinator_client.request_status(request, STATUS_SECONDS)
         except grpc.aio.AioRpcError as error:
-            reason = f"the coordinator at {self.coordinator_client.address} does not answer ({error.details()}): "
-            return await self._make_own_reply(f"{reason}this is what workers know by themselves")
+            reason = f"the coordinator at {self.coordinator_client.address} does not answer"
+            why = describe_failure(error)
+            return await self._make_own_reply(f"{reason} ({why}): this is what workers know by themselves")
         if any(worker.incarnation == self.identity.incarnation for worker in reply.workers):
             return reply
         return merge_own_reply(reply, await self._make_own_reply())
@@ -466,7 +468,8 @@ class _Worker:
                     yield reply
                 return
             except grpc.aio.AioRpcError as error:
-                reason = f"the coordinator at {self.coordinator_client.address} does not answer ({error.details()})"
+                reason = f"the coordinator at {self.coordinator_client.address} does not answer"
+                reason += f" ({describe_failure(error)})"
                 if begun:
                     reason += ": the rest of what it gathered is missing"
                     yield trace_pb2.TraceReply(last=True, warnings=[reason])

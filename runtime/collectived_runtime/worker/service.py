@@ -18,6 +18,7 @@ import grpc.aio
 from collectived_proto.cause import RANK_FAILURES, Cause
 from collectived_proto.codec import layout_to_proto, verdict_to_proto, versions_from_proto, versions_to_proto
 from collectived_proto.devices import DeviceName
+from collectived_proto.error_status import describe_failure
 from collectived_proto.errors import CollectiveError, InvalidArgumentError
 from collectived_proto.ipc.messages import TOKEN_BYTES, MalformedMessage
 from collectived_proto.v1 import common_pb2, status_pb2, trace_pb2, worker_pb2, worker_pb2_grpc
@@ -258,7 +259,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         try:
             return await self._drain_state.handle_request(request)
         except grpc.aio.AioRpcError as error:
-            await context.abort(error.code(), error.details() or "the coordinator refuses")
+            await context.abort(error.code(), describe_failure(error))
             raise AssertionError("abort raises") from error
 
     async def Trace(
