@@ -164,10 +164,12 @@ def _make_metrics_server(
 ) -> HttpServer | None:
     if not settings.metrics:
         return None
-    from collectived_runtime.coordinator.metrics import CoordinatorMetrics
+    from collectived_runtime.coordinator.metrics import CoordinatorMetrics, collect_metrics
     from collectived_runtime.metrics.route import create_metrics_server  # most coordinators serve none
 
-    source = CoordinatorMetrics(service.collect_metrics, guard.authenticator.reject_counts, guard.rejections)
+    source = CoordinatorMetrics(
+        lambda: collect_metrics(*service.read_registry()), guard.authenticator.reject_counts, guard.rejections
+    )
     server = create_metrics_server(
         settings.metrics,
         source,

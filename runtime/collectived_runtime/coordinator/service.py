@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import grpc
@@ -42,8 +42,8 @@ from collectived_runtime.coordinator.core.events import (
     WorkerDetached,
     WorkerHello,
 )
+from collectived_runtime.coordinator.core.registry import Registry
 from collectived_runtime.coordinator.files import TaskIdFile
-from collectived_runtime.coordinator.metrics import MetricsSnapshot, collect_metrics
 from collectived_runtime.coordinator.status import (
     LastStatus,
     coordinator_status,
@@ -336,8 +336,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     # People
 
-    def collect_metrics(self) -> Iterator[MetricsSnapshot | None]:
-        return collect_metrics(self._coordinator.registry, self._now())
+    def read_registry(self) -> tuple[Registry, float]:
+        """For whoever measures it: what is known of groups and workers, and the time by its clock."""
+        return self._coordinator.registry, self._now()
 
     async def Status(self, request: status_pb2.StatusRequest, context: Any) -> status_pb2.StatusReply:
         told, silent = ({}, []) if request.local_only else await self._inspect()
