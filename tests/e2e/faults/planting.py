@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -64,8 +65,13 @@ class Plant:
             raise self._left.pop()
 
 
-def is_ours(frame: FrameType) -> bool:
-    code = frame.f_code
+@functools.cache
+def read_line(file: str, number: int) -> str:
+    return linecache.getline(file, number).strip()
+
+
+@functools.cache
+def is_ours(code: CodeType) -> bool:
     return any(part in code.co_filename for part in OURS) and code.co_qualname not in ASSIGNMENTS
 
 
@@ -77,17 +83,18 @@ def make_trace(on_line: OnLine) -> Callable[[FrameType, str, Any], Any]:
     """
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if not is_ours(frame):
+        if not is_ours(frame.f_code):
             return None
         entered: dict[int, int] = {}
 
         def line(frame: FrameType, event: str, _: Any) -> Any:
             if event == "line":
-                text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-                entered[frame.f_lineno] = entered.get(frame.f_lineno, 0) + 1
-                leaves = text.startswith("with ") and not entered[frame.f_lineno] % 2
+                number = frame.f_lineno
+                text = read_line(frame.f_code.co_filename, number)
+                entered[number] = entered.get(number, 0) + 1
+                leaves = text.startswith("with ") and not entered[number] % 2
                 if text not in HARMLESS and not leaves:
-                    on_line(frame, frame.f_lineno)
+                    on_line(frame, number)
             return line
 
         return line

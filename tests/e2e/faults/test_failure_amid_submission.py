@@ -15,6 +15,7 @@ from tests.e2e.faults.collective_scenes import AGAIN, OTHERS, SCENES, SOON, WITH
 from tests.e2e.faults.planting import (
     READING,
     STRIDE,
+    Line,
     OnLine,
     Plant,
     Planted,
@@ -113,6 +114,8 @@ def stage(cluster: Any, name: str) -> Iterator[Callable[[Scene, OnLine], None]]:
         kept.close()
 
 
+_found: dict[tuple[int, str, str], dict[Line, bool]] = {}  # lines, of workers, transport and scene
+
 COUNTS = {1: "one worker", 2: "two workers"}
 WAYS = [(workers, transport) for workers in COUNTS for transport in ("", "grpc")]
 
@@ -141,8 +144,14 @@ def test_an_error_at_any_line_of_a_collective_shifts_no_sum(
     """At every STRIDE-th line, each of which is reached; COLLECTIVED_TEST_STRIDE=1: at each."""
     played = SCENES[scene]
     with stage(grown(workers), request.node.name) as play:
-        lines = find_lines(lambda on_line: play(played, on_line))
-        elsewhere = find_lines(lambda on_line: play(SCENES[played.beyond], on_line)) if played.beyond else {}
+
+        def find(scene: str) -> dict[Line, bool]:
+            if (workers, transport, scene) not in _found:
+                _found[workers, transport, scene] = find_lines(lambda on_line: play(SCENES[scene], on_line))
+            return _found[workers, transport, scene]
+
+        lines = find(scene)
+        elsewhere = find(played.beyond) if played.beyond else {}
         assert len(lines) > (20 if not played.earlier else 10)  # of a call that is repeated most is in the core
         left = [line for line in lines if not elsewhere.get(line)]
         chosen = [at for number, at in enumerate(left) if not number % STRIDE or at[0].co_qualname in READING]

@@ -55,8 +55,11 @@ with cd.connect() as session, session.join(timeout=60) as group:
 
 @contextlib.contextmanager
 def ranks(cluster: Any, group: str, timeout: float) -> Iterator[list[subprocess.Popen[str]]]:
-    """Three of them, which wait to be told what to do."""
-    clients = [cluster.fresh_client(rank, 3, group, PROGRAM.replace("TIMEOUT", str(timeout))) for rank in range(3)]
+    """Three of them, which wait to be told what to do; below the program of the last one lies nothing on its stack."""
+    start = {LATE: cluster.fresh_client}
+    clients = [
+        start.get(rank, cluster.client)(rank, 3, group, PROGRAM.replace("TIMEOUT", str(timeout))) for rank in range(3)
+    ]
     try:
         for client in clients:
             assert client.stdout.readline() == "ready\n", client.communicate()
