@@ -33,6 +33,7 @@ from collectived.collectives import Collectives
 from collectived.connection.join_request import JoinRequest, make_rejoin_request, make_split_request
 from collectived.errors import (
     CancelledError,
+    DeadlineExceededError,
     FailedPreconditionError,
     PermissionDeniedError,
     UnauthenticatedError,
@@ -44,7 +45,7 @@ from collectived_proto.cause import Cause
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import CollectiveError, error_from_verdict
 from collectived_proto.options import CommunicationOptions
-from collectived_proto.types import AllReduce, AxisOperation, Member, Operation, Reduce
+from collectived_proto.types import AllReduce, AxisOperation, Member, Operation, Recv, Reduce
 
 _STAGING_TIMEOUT = 30.0  # seconds in which a worker makes room for a value
 
@@ -383,6 +384,8 @@ class Group(Collectives):
         cause, text = classify_failure(error)
         if cause is Cause.DEADLINE:
             told = f"{what} did not complete within {terms.options.timeout_seconds:g} s: {text}"
+            if isinstance(terms.operation, Recv) and all(call.instance < 0 for call in calls):
+                return DeadlineExceededError(told)  # a receive ends alone, and nobody knows of this one
         else:
             told = f"{what} could not be started: {text}; join again"
         return route.fail_generation(cause, told, terms.site)

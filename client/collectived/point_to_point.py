@@ -56,7 +56,8 @@ class PointToPointCalls(ABC):
         """Sends a value to one rank, which calls `recv`; any dtype. Other ranks take no part.
 
         Messages from one rank to another under one tag arrive in order. Sends and recvs are numbered separately from
-        the group's other collectives; 65536 of them may be in flight.
+        the group's other collectives; 65536 of them may be in flight, and the next one waits for room, within
+        its timeout.
 
         Args:
             to: a rank of this group; this rank itself, too, if it also receives: with `async_op` in one of the two.

@@ -112,7 +112,12 @@ def _of_sessions() -> list[LimitRow]:
             "",
             "the library waits; a gRPC client without it is refused",
         ),
-        LimitRow("sends and receives of a rank in flight", f"{messages.MAX_P2P_OUTSTANDING:,}", "", "the same"),
+        LimitRow(
+            "sends and receives of a rank in flight",
+            f"{messages.MAX_P2P_OUTSTANDING:,}",
+            "",
+            "the same; the library says so once after 10 s. A receive that finds no room within its timeout ends alone",
+        ),
         LimitRow(
             "bytes of messages that no rank has received",
             letters,

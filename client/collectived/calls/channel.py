@@ -17,6 +17,7 @@ call to `callbacks.on_call_ended`.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from abc import ABC, abstractmethod
@@ -46,10 +47,18 @@ from collectived_proto.errors import CollectiveError
 from collectived_proto.ipc import messages
 from collectived_proto.types import GroupInfo, Operation, Verdict
 
+log = logging.getLogger("collectived")
+
+ROOM_WARNING_SECONDS = 10.0  # that a call waits for room before that is said
 CONNECT_AGAIN = "connect and join again"  # what to do where the worker is lost
 
 
 NOT_REPEATED = object()
+
+
+def _most(post: bool) -> int:
+    """How many calls of a kind a rank may have in flight."""
+    return messages.MAX_P2P_OUTSTANDING if post else messages.MAX_OUTSTANDING
 
 
 def _never_repeat(operation: Operation, value: Any, out: Any, frame: FrameType | None) -> Any:
@@ -122,10 +131,18 @@ class RankChannel(ABC):
         """
         if self._calls or self.rank_state.verdict is not None:
             self._finish_older_calls()
+        warning_at = 0.0
         while not self._try_submit(call, deadline, addresses):
+            warning_at = warning_at or monotonic() + ROOM_WARNING_SECONDS
+            post = call.prepared.is_p2p
+            full = f"{_most(post):,} {'sends and receives' if post else 'collectives'} of this rank"
             if deadline is not None and not deadline.remaining():
-                raise DeadlineExceededError("as many calls as a rank may have were in flight until then")
-            self._wait_for_room(call.prepared.is_p2p, math.inf if deadline is None else deadline.at)
+                raise DeadlineExceededError(f"{full} were in flight until then, which is the most there may be")
+            if monotonic() >= warning_at:
+                warning_at = math.inf
+                text = "%s of group %r waits for room: %s are in flight, which is the most there may be"
+                log.warning(text, call.prepared.op, self.rank_state.group.name, full)
+            self._wait_for_room(post, math.inf if deadline is None else deadline.at)
 
     def resume(self, unfinished: Any, operation: Operation, value: Any, out: Any, frame: FrameType) -> Call:
         """Wait for what `repeat` has begun; the call, which has ended."""
@@ -152,7 +169,7 @@ class RankChannel(ABC):
 
     def _has_room(self, post: bool) -> bool:
         """Whether one more call of its kind may be in flight. Under the mutex."""
-        most = messages.MAX_P2P_OUTSTANDING if post else messages.MAX_OUTSTANDING
+        most = _most(post)
         return len(self._calls) < most or sum(call.prepared.is_p2p == post for call in self._calls.values()) < most
 
     def _wait_for_room(self, post: bool, end: float) -> None:

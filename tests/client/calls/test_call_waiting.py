@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import collectived as cd
+from collectived.calls import channel
 from collectived.calls.timeout import DEADLINE_GRACE, MOST_RENEWALS
 from collectived.errors import Code
 from collectived.shared import doorbell
@@ -350,12 +351,14 @@ def test_the_sixty_fifth_call_waits_until_an_earlier_one_has_ended(make: Any) ->
     assert [ring.instance for ring in far.rings] == list(range(160))
 
 
-def test_a_call_that_finds_no_room_by_its_deadline_ends_the_generation(make: Any) -> None:
+def test_a_call_that_finds_no_room_by_its_deadline_ends_the_generation(make: Any, delays: Any) -> None:
     setting = make()
     setting.far.answer = silent
     works = [setting.group.barrier(async_op=True) for _ in range(64)]
-    with pytest.raises(cd.errors.DeadlineExceededError, match=r"did not complete within 0\.1 s: as many calls"):
+    with pytest.raises(cd.errors.DeadlineExceededError, match=r"did not complete within 0\.1 s: 64 collectives of"):
+        begun = time.monotonic()
         setting.group.barrier(cd.CommunicationOptions(timeout_seconds=0.1))
+    assert 0.1 <= time.monotonic() - begun <= 0.1 + DEADLINE_GRACE + delays.room
     for work in works:
         assert isinstance(work.exception(), cd.errors.DeadlineExceededError)
     with pytest.raises(cd.errors.DeadlineExceededError):
@@ -363,6 +366,34 @@ def test_a_call_that_finds_no_room_by_its_deadline_ends_the_generation(make: Any
     setting.far.until(lambda: len(setting.far.texts) > 0)
     assert setting.far.texts[0][0] is messages.MessageType.FAIL, "the others do not wait for it"
     assert len(setting.far.rings) == 64
+
+
+def test_a_receive_that_finds_no_room_by_its_deadline_ends_alone(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MAX_P2P_OUTSTANDING", 3)
+    setting = make()
+    setting.far.answer = lambda ring: [] if ring.instance >= messages.P2P_BASE else setting.far.complete(ring)
+    works = [setting.group.recv(1, async_op=True) for _ in range(3)]
+    says = r"^recv.*did not complete within 0\.1 s: 3 sends and receives of this rank were in flight"
+    with pytest.raises(cd.errors.DeadlineExceededError, match=says) as caught:
+        setting.group.recv(1, timeout=0.1)
+    assert not caught.value.rejoin
+    setting.group.barrier()
+    assert not any(work.done() for work in works) and not setting.far.texts
+
+
+def test_a_receive_that_waits_for_room_for_long_says_so(
+    make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(messages, "MAX_P2P_OUTSTANDING", 3)
+    monkeypatch.setattr(channel, "ROOM_WARNING_SECONDS", 0.01)
+    setting = make()
+    setting.far.answer = silent
+    for _ in range(3):
+        setting.group.recv(1, async_op=True)
+    with pytest.raises(cd.errors.DeadlineExceededError):
+        setting.group.recv(1, timeout=0.5)
+    said = [record.message for record in caplog.records if "waits for room" in record.message]
+    assert len(said) == 1 and "3 sends and receives of this rank are in flight" in said[0]
 
 
 def test_what_waits_for_room_is_over_when_the_session_is_closed(make: Any) -> None:
