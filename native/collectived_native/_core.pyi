@@ -27,6 +27,7 @@ CANCELLED: int  # of one job alone: a receive that was cancelled
 EXPIRED: int  # of one job alone: a receive or send that was not matched in time
 DETACHED: int  # of one job alone: the engine was detached first
 NO_ROOM: int  # of one job alone: no memory is left for letters
+BY_DOORBELL: int  # of one job alone: its worker has carried it out, and says by the doorbell what has come
 
 # Operations of a plan.
 ALL_REDUCE: int
@@ -65,6 +66,7 @@ MOVE_RECEIVE: int
 MOVE_KEEP: int  # receive, for a fold that waits for others
 MOVE_FOLD: int
 MOVE_FINISH: int
+MOVE_COPY: int
 MOST_ROUTES: int
 MOST_WIRES: int
 
@@ -154,7 +156,7 @@ class Engine:
     def verdict(self, /) -> tuple[int, int, int, tuple[int, ...]]: ...
     def waiting(self, /) -> int: ...
     def gather(self, plan: Plan, instance: int, outputs: Buffers, /) -> int: ...
-    def bring(self, plan: Plan, instance: int, inputs: Buffers, /) -> int: ...
+    def bring(self, plan: Plan, instance: int, inputs: Buffers, blob: bytes, /) -> int: ...
     def attend(self, instance: int, /) -> bool: ...
     def skip(self, /) -> int: ...
     def next_instance(self, /) -> int: ...
@@ -164,7 +166,7 @@ class Engine:
     def detach(self, /) -> None: ...
 
 # (kind, round, wire, memory, mine, left, at, elements, header, parts): see `struct move`.
-RouteMove = tuple[int, int, int, int, int, bool, int, int, bytes, tuple[int, ...]]
+RouteMove = tuple[int, int, int, int, int, int, int, int, bytes, tuple[int, ...]]
 # Of a wire: (bytes sent of the open instance, what was received and not taken, bytes sent and received of the others).
 WireState = tuple[int, bytes, int, int]
 # (route, calls, nanoseconds, from the first to the last arrival, from each seat's arrival to the end)
@@ -183,8 +185,10 @@ class Crossings:
         gathers: Plan,
         brings: Plan,
         contract: bytes,
-        arithmetic: tuple[int, int, int, int],
+        terms: tuple[int, int, int, int, int, int, int],
         moves: tuple[RouteMove, ...],
+        constants: bytes,
+        blob: bytes,
         /,
     ) -> int: ...
     # Returns (events of others, next instance, chain, is odd, is open, wires, totals, recent).

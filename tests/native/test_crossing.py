@@ -72,7 +72,8 @@ class Host:
         return make_plan(engine, core.ACROSS, (phase,), reduce_op=SUM, root=1)
 
     def add(self, moves: tuple[core.RouteMove, ...]) -> None:
-        self.crossings.add(self.gathers, self.brings, CONTRACT, (int(DType.FLOAT32), SUM, 2, COUNT), moves)
+        terms = int(DType.FLOAT32), SUM, 2, COUNT, COUNT, COUNT, 2
+        self.crossings.add(self.gathers, self.brings, CONTRACT, terms, moves, b"", b"")
 
     def sum(self, times: int, digest: bytes = DIGEST) -> None:
         """Have the rank sum so often."""
@@ -275,6 +276,71 @@ def test_a_contract_without_a_route_is_left_alone(host: Host) -> None:
     host.sum(1, digest=b"another contract")
     told = host.run()
     assert told[:5] == ([], START, CHAIN, True, False) and told[5][PEER] == (0, b"", 0, 0)  # type: ignore[index]
+
+
+def announce(number: int, chain: bytes, word: bytes) -> bytes:
+    kind = frames.FrameKind.ANNOUNCEMENT
+    return frames.Frame(kind, 0, 0, 0, KEY, GENERATION, number, PLAN, chain, 0, len(word)).encode() + word
+
+
+def announced(word: bytes) -> tuple[core.RouteMove, ...]:
+    """What is sent and has to come before the sums."""
+    header = announce(0, bytes(8), word)[:64]
+    before = tuple((kind, 0, PEER, 3, -1, 0, 0, 4, header, ()) for kind in (core.MOVE_SEND, core.MOVE_RECEIVE))
+    after: Any = [(kind, 1 + number, *rest) for kind, number, *rest in make_route()]
+    after[2] = (*after[2][:-1], (-1, 3))
+    return *before, *after
+
+
+@pytest.mark.parametrize("word", [b"this", b"that"])
+def test_what_is_told_before_the_values_has_to_be_as_before(host: Host, word: bytes) -> None:
+    terms = int(DType.FLOAT32), SUM, 2, COUNT, COUNT, COUNT, 2
+    host.crossings.add(host.gathers, host.brings, CONTRACT, terms, announced(b"this"), b"this", b"")
+    theirs = host.frame(START)
+    chain, host.chain = host.chain, CHAIN
+    told = host.run(announce(START, chain, word) + theirs, seconds=0.02)
+    assert not told[3], "it is early, and nothing odd"
+    host.sum(1)
+    for _ in range(1000):
+        told = host.run(announce(START, chain, word) + theirs, seconds=0.05)
+        if told[1] != START or told[3]:
+            break
+    if word == b"that":
+        assert told[1:5] == (START, CHAIN, True, True) and host.results == []
+        assert told[5][PEER][:2] == (64 + 4, announce(START, chain, word) + theirs)  # type: ignore[index]
+        return
+    assert told[1:5] == (START + 1, chain, False, False)
+    assert host.thread is not None
+    host.thread.join(LIMIT_SECONDS)
+    assert host.results == [42.0]
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [(3, 3), (4, -1), (4, 3), (5, 1), (5, -1), (6, 1), (7, COUNT + 1), (3, 4)],
+)
+def test_copies_that_do_not_fit_are_refused(host: Host, at: int, value: int) -> None:
+    copy: Any = [core.MOVE_COPY, 0, 0, 1, 0, 0, 0, COUNT, bytes(64), ()]
+    host.add((*make_route(), tuple(copy)))
+    copy[at] = value
+    with pytest.raises(ValueError, match="does not fit"):
+        host.add((*make_route(), tuple(copy)))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        (int(DType.FLOAT32), SUM, 2, COUNT + 1, COUNT, COUNT, 2),  # not what the plan takes
+        (int(DType.FLOAT64), SUM, 2, COUNT, COUNT, COUNT, 2),
+        (int(DType.FLOAT32), SUM, 2, COUNT, COUNT, COUNT - 1, 2),
+        (int(DType.FLOAT32), SUM, 2, COUNT, COUNT, COUNT, 3),
+        (int(DType.FLOAT32), 99, 2, COUNT, COUNT, COUNT, 2),
+        (int(DType.FLOAT32), SUM, 0, COUNT, COUNT, COUNT, 2),
+    ],
+)
+def test_terms_that_do_not_fit_are_refused(host: Host, terms: tuple[int, int, int, int, int, int, int]) -> None:
+    with pytest.raises(ValueError, match="terms|arithmetic"):
+        host.crossings.add(host.gathers, host.brings, CONTRACT, terms, (), b"", b"")
 
 
 def test_a_link_that_ends_is_told(host: Host) -> None:

@@ -273,7 +273,7 @@ def test_what_is_small_goes_across_hosts_by_the_worker(
             assert poller.poll(30_000), "nobody rang"  # no other wait, no timer
             os.eventfd_read(knock)
         assert worker.gather(gathers, number, (partial,)) == core.COMPLETE
-        assert worker.bring(brings, number, (whole.view(np.uint8),)) == core.COMPLETE
+        assert worker.bring(brings, number, (whole.view(np.uint8),), b"") == core.COMPLETE
         assert watcher.complete(number + 1)  # elsewhere
     for thread in threads:
         thread.join(30)
@@ -285,6 +285,81 @@ def test_what_is_small_goes_across_hosts_by_the_worker(
     worker.detach()
     watcher.close()
     os.close(knock)
+    os.close(descriptor)
+
+
+def test_what_is_moved_across_hosts_is_taken_from_who_has_it_and_brought_to_each() -> None:
+    """Two ranks of a host; rank 1 gives three elements, each gets its own part of what comes, told to one that asks."""
+    geometry = replace(make_geometry(3, TINY), operated=1)
+    descriptor, knock = segment.create(geometry), os.eventfd(0, os.EFD_NONBLOCK)
+    worker = segment.attach(descriptor, geometry, 2, knock=knock, waiting=segment.OPERATED)
+    ranks = [segment.attach(descriptor, geometry, rank, knock=knock) for rank in range(2)]
+    watcher = segment.watch(descriptor, geometry)
+
+    def make(engine: core.Engine, begin: int, given: int, got: int, is_open: bool = False) -> core.Plan:
+        phase = (int(DType.INT16), (0, 3, 5, begin), (given,) if given else (), (got,) if got else ())
+        return make_plan(engine, core.ACROSS, () if is_open else (phase,), root=2, terms=7, is_open=is_open)
+
+    gathers, brings = make(worker, 0, 0, 3), make(worker, 0, 5, 0)
+    mine, outs = np.array([7, 8, 9], np.int16), [np.zeros(2, np.int16), np.zeros(3, np.int16)]
+    for number in range(5):
+        taken = np.zeros(3, np.int16)
+        for out in outs:
+            out[:] = 0
+        if number == 1:  # its worker carries it out elsewhere
+            jobs = [ranks[0].enqueue(make(ranks[0], 0, 0, 0, True), (), (), 0, None)]
+            ranks[1].skip()
+            assert ranks[0].advance(1000)
+            assert watcher.complete(number)
+            ranks[0].advance(1000)
+            assert [job.state() for job in jobs] == [core.BY_DOORBELL]
+            continue
+        jobs = [
+            ranks[0].enqueue(
+                make(ranks[0], 0, 0, 2, is_open=number > 1), (), () if number > 1 else (outs[0],), 0, None
+            ),
+            ranks[1].enqueue(make(ranks[1], 2, 3, 3), (mine,), (outs[1],), 0, None),
+        ]
+        assert ranks[0].advance(1000) and worker.gather(gathers, number, (taken,)) == core.PENDING
+        assert ranks[1].advance(1000) and worker.gather(gathers, number, (taken,)) == core.COMPLETE
+        assert taken.tolist() == mine.tolist()
+        results = np.arange(5, dtype=np.int16) + number
+        assert worker.bring(brings, number, (results,), b"told" if number > 1 else b"") == core.COMPLETE
+        for rank in ranks:
+            rank.advance(1000)
+        if number > 1:
+            assert jobs[0].state() == core.DESCRIBE and jobs[0].blobs() == (b"", b"", b"told")
+            jobs[0].describe(make(ranks[0], 0, 0, 2), (), (outs[0],))
+            ranks[0].advance(1000)
+        assert [job.state() for job in jobs] == [core.COMPLETE] * 2
+        assert [*outs[0], *outs[1]] == results.tolist()
+    for engine in (*ranks, worker):
+        engine.detach()
+    watcher.close()
+    os.close(knock)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("counts", "given", "got"),
+    [
+        ((0, 3, 5), (), (2,)),  # one too few
+        ((0, 3, 5, 4), (), (2,)),  # beyond what is brought
+        ((0, 3, 5, 0), (1,), (2,)),  # it has none
+        ((300, 3, 5, 0), (300,), ()),  # more than a tick takes
+        ((0, 3, 300, 0), (), ()),
+    ],
+)
+def test_a_plan_for_what_is_moved_across_hosts_has_to_fit(
+    counts: tuple[int, ...], given: tuple[int, ...], got: tuple[int, ...]
+) -> None:
+    geometry = replace(make_geometry(3, TINY), operated=1)
+    descriptor = segment.create(geometry)
+    engine = segment.attach(descriptor, geometry, 0)
+    assert make_plan(engine, core.ACROSS, ((int(DType.INT16), (0, 3, 5, 3), (), (2,)),), root=2)
+    with pytest.raises(ValueError, match="counts|one tick"):
+        make_plan(engine, core.ACROSS, ((int(DType.INT16), counts, given, got),), root=2)
+    engine.detach()
     os.close(descriptor)
 
 

@@ -117,7 +117,8 @@ class InFlightCalls:
             is_elsewhere = call.output is not None or call.own_value is not None
             if call.result_buffer is None and not is_elsewhere and prepared.receives:
                 raise messages.MalformedMessage(f"{prepared.op} without a result")
-            call.completed_packs.append(done.pack)
+            if done.pack not in call.completed_packs:  # it may have asked once more for what was on its way
+                call.completed_packs.append(done.pack)
         if done.is_last:
             self.end(call, self._find_gap(call))
         else:
@@ -136,10 +137,7 @@ class InFlightCalls:
 
     def _attach_result(self, call: Call, told: messages.Completion | ResultPart) -> None:
         slot = self.results.open_slot(told)
-        if call.prepared.result_spec is None:
-            call.result_buffer = slot
-        else:
-            call.attach_result(slot)
+        call.attach_result(slot)
 
     def _find_gap(self, call: Call) -> Verdict | None:
         """What a call ends with of which a pack has not been taken in: this process could not, and has said so."""

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from collectived.arguments import escape_surrogates
+from collectived.calls.buffers import ResultBuffer
 from collectived.calls.call import Call
-from collectived.calls.described_call import UNKNOWN_KIND, parse_structure
+from collectived.calls.described_call import UNKNOWN_KIND, DescribedCall, parse_structure
 from collectived.calls.prepare import PreparedCall
 from collectived.calls.timeout import DEADLINE_GRACE
 from collectived.errors import InternalError
@@ -44,13 +45,14 @@ class SegmentCall(Call):
     """
 
     is_staged = False
-    __slots__ = ("__weakref__", "_inputs", "_results", "_variant", "is_asked", "job")
+    __slots__ = ("__weakref__", "_inputs", "_results", "_told", "_variant", "is_asked", "job")
 
     def __init__(self, prepared: PreparedCall, arrays: list[Array], spec: nest.Spec) -> None:
         super().__init__(prepared, arrays, None, spec)
         self.job: core.Job | None = None
         self.is_asked = False
         self._variant: Form | None = None
+        self._told: Call | None = None  # which has the result, where that comes by the doorbell
         self._inputs: tuple[Array, ...] = ()
         self._results: list[Array] = []
 
@@ -90,6 +92,13 @@ class SegmentCall(Call):
     def form(self) -> Form | None:
         """What it has brought, or has put in."""
         return self._variant
+
+    def attach_result(self, slot: ResultBuffer) -> None:
+        super().attach_result(slot)
+        kind = Call if self.prepared.result_spec is None else DescribedCall
+        self._told = kind(self.prepared, [], None, self.spec)
+        self._told.out = self.out
+        self._told.attach_result(slot)
 
     def describe(self, job: core.Job) -> None:
         """Go on with what others have told of lengths or structure.
@@ -177,6 +186,9 @@ class SegmentCall(Call):
     def take_value(self) -> Any:
         if not self.prepared.receives:
             return None
+        if self._told is not None:
+            self._let_go()
+            return self._told.take_value()
         variant = self._require_variant()
         if self.out is not None:
             self._check_out(self.out, variant)
@@ -188,12 +200,17 @@ class SegmentCall(Call):
         return nest.unflatten(spec, self.take_leaves())
 
     def copy_to_out(self) -> None:
-        if self.out is not None and self._variant is not None and self.verdict is None:
+        if self._told is not None:
+            self._told.copy_to_out()
+        elif self.out is not None and self._variant is not None and self.verdict is None:
             with contextlib.suppress(ValueError):
                 self._check_out(self.out, self._variant)
                 self._build_leaves()
 
     def take_leaves(self) -> list[Any]:
+        if self._told is not None:
+            self._let_go()
+            return self._told.take_leaves()
         leaves = self._build_leaves() if self.prepared.receives else []
         self._results = []
         return leaves
@@ -201,6 +218,8 @@ class SegmentCall(Call):
     def get_pack_leaves(self, pack: int) -> list[tuple[nest.KeyPath, Any]]:
         if not self.prepared.receives:
             return []
+        if self._told is not None:
+            return self._told.get_pack_leaves(pack)
         variant = self._require_variant()
         if self.out is not None:
             self._check_out(self.out, variant)

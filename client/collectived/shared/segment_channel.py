@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import ALL_PACKS, Call
 from collectived.calls.prepare import PreparedCall
-from collectived.errors import DeadlineExceededError, UnavailableError
+from collectived.errors import DeadlineExceededError, InternalError, UnavailableError
 from collectived.shared import seqpacket
 from collectived.shared.doorbell import Doorbell
 from collectived.shared.segment_call import SegmentCall
@@ -35,6 +35,7 @@ from collectived.shared.segment_repeats import Repeats, Unfinished
 from collectived.values import nest
 from collectived.values.leaves import Array
 from collectived_native import core
+from collectived_proto.across import LocalSeats
 from collectived_proto.deadline import Deadline
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
@@ -54,7 +55,7 @@ class SegmentChannel(Doorbell):
         super().__init__(sock, group, rank, worker)
         self._in_flight.on_segment = self._on_segment
         self._size = group.size
-        self._engines = SegmentEngines()
+        self._engines = SegmentEngines(LocalSeats.beside(rank, group))
         self._describing = threading.Lock()
         self._post_numbers = count(messages.P2P_BASE)
         self._repeats = Repeats(self.rank_state, self._post_numbers)
@@ -106,7 +107,7 @@ class SegmentChannel(Doorbell):
             return True
         program = call.prepared.segment_program
         if not isinstance(program, SegmentProgram) or program.engine is not engine:
-            program = SegmentProgram(engine, call.prepared, self.rank_state.rank, self._size, self._engines.worker_seat)
+            program = SegmentProgram(engine, call.prepared, self.rank_state.rank, self._size, self._engines.local)
             call.prepared.segment_program = program
         self._start(call, engine, program, deadline)
         return True
@@ -323,6 +324,8 @@ class SegmentChannel(Doorbell):
             with self.mutex:
                 self._end_call(call, self.rank_state.on_group_left())
             self.callbacks.dispatch()
+        elif state == core.BY_DOORBELL:
+            self._hear(call)
         elif state > 0:
             self._fail(call, state)
         else:
@@ -383,6 +386,10 @@ class SegmentChannel(Doorbell):
 
     def _refuse(self, error: Exception) -> None:
         self.abort(f"rank {self.rank_state.rank} cannot take what comes: {error or 'out of memory'}")
+
+    def _hear(self, call: SegmentCall) -> None:
+        """What has come, the worker says over the doorbell."""
+        raise InternalError(f"{call.prepared.op} has been carried out by {self._worker}, which has no part in it")
 
     def _find_running(self) -> core.Engine | None:
         """The engine in which asynchronous calls may need to be gone on with. Under the mutex."""

@@ -7,21 +7,25 @@ import os
 from collectived.calls.prepare import PreparedCall
 from collectived_native import core, segment
 from collectived_native.segment import Geometry
-from collectived_proto.across import meets_in_segment
+from collectived_proto.across import LocalSeats, meets_in_segment
 from collectived_proto.ipc import messages
 
 
 class SegmentEngines:
     """Those of the rank's generation, and of one that is to follow. Under its owner's mutex where it changes.
 
+    Args:
+        local: the ranks of its worker.
+
     Attributes:
         seat: this rank's, in the latest of them.
-        worker_seat: the worker's, in groups that have ranks of other workers, too; -1: it has none.
+        local: those ranks, in groups that have others, too, to whom the worker takes what meets here; else None.
         is_declined: whether the worker has said that the ranks do not meet in a segment.
     """
 
-    def __init__(self) -> None:
-        self.seat = self.worker_seat = -1
+    def __init__(self, local: LocalSeats) -> None:
+        self.seat = -1
+        self.local = local if len(local.ranks) < local.size else None
         self.is_declined = False
         self._most_in_a_tick = 0
         self._engines: dict[int, core.Engine] = {}  # by generation
@@ -33,10 +37,11 @@ class SegmentEngines:
     def __getitem__(self, generation: int) -> core.Engine:
         return self._engines[generation]
 
-    def folds(self, prepared: PreparedCall) -> bool:
-        """Whether the ranks fold it there, and their worker, which has a seat, takes it to other workers."""
-        has_seat = self.worker_seat >= 0 and not self.is_declined
-        return has_seat and meets_in_segment(prepared.collective, prepared.layout, self._most_in_a_tick)
+    def takes(self, prepared: PreparedCall) -> bool:
+        """Whether the ranks bring it there, and their worker, which has a seat, takes it to other workers."""
+        if self.local is None or not self._engines or self.is_declined:
+            return False
+        return meets_in_segment(prepared.collective, prepared.layout, self._most_in_a_tick, self.local)
 
     def take_in(self, message: bytes, descriptor: int, generation: int, doorbell: int) -> None:
         """Take in where the ranks of a generation meet.
@@ -60,7 +65,6 @@ class SegmentEngines:
             self.seat = given.seat
             geometry = Geometry.decode(given.geometry)
             self._most_in_a_tick = geometry.small
-            self.worker_seat = geometry.seats - 1 if geometry.operated else -1
             self._engines[given.generation] = segment.attach(
                 descriptor, geometry, given.seat, knock=self._knocker, doorbell=doorbell
             )

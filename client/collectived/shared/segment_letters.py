@@ -21,10 +21,11 @@ import numpy as np
 from collectived.calls.prepare import PreparedCall
 from collectived.calls.timeout import DEADLINE_GRACE
 from collectived.shared.segment_call import LetterForm, SegmentCall
-from collectived.shared.segment_plan import MAX_ROOT_VALUE_BYTES, Schedule
+from collectived.shared.segment_plan import Schedule
 from collectived.values import nest
 from collectived.values.leaves import Array
 from collectived_native import core
+from collectived_proto import root_value
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.numpy_types import to_numpy
@@ -243,7 +244,7 @@ def _parse(described: bytes) -> LetterForm:
     try:
         text = described[1:]
         if described[:1] == _COMPRESSED:
-            text = zlib.decompressobj().decompress(text, MAX_ROOT_VALUE_BYTES)
+            text = zlib.decompressobj().decompress(text, root_value.MAX_BYTES)
         collective = codec.collective_from_proto(common_pb2.Collective.FromString(text))
     except (DecodeError, zlib.error) as error:
         raise ValueError(f"a description that cannot be read: {error}") from None

@@ -8,9 +8,8 @@ rank, of a broadcast or scatter what its root is about to send.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,6 @@ from collectived_proto.types import (
     ReduceScatter,
     Scatter,
 )
-
-MAX_ROOT_VALUE_BYTES = 16 << 20  # of what the root tells, unpacked
 
 Phase = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # dtype, counts, leaves in, leaves out
 LeafType = tuple[np.dtype[Any], tuple[int, ...]]
@@ -183,39 +180,3 @@ def decode_rows(encoded: bytes, count: int) -> tuple[int, ...]:
     if shift or len(rows) != count:
         raise ValueError(f"{len(rows)} numbers of rows where there are {count}")
     return tuple(rows)
-
-
-def encode_root_value(collective: Collective, layout: Layout) -> bytes:
-    """Return what the root of a broadcast or scatter tells ranks that take what comes."""
-    from collectived_proto import codec
-    from collectived_proto.v1 import worker_pb2  # late, for it brings protobuf, and `import collectived` is to be quick
-
-    described = codec.collective_to_proto(replace(collective, site=""))
-    value = worker_pb2.RootValue(collective=described, layout=codec.layout_to_proto(layout))
-    return zlib.compress(value.SerializeToString(), 1)
-
-
-def decode_root_value(blob: bytes) -> tuple[Collective, Layout]:
-    """
-    Raises:
-        ValueError: it is none, or its layout does not fit.
-    """
-    from google.protobuf.message import DecodeError
-
-    from collectived_proto import codec
-    from collectived_proto.v1 import worker_pb2
-
-    if not blob:
-        raise ValueError("its root has too many arrays to describe them; give a value like it as a template")
-    try:
-        unpacked = zlib.decompressobj().decompress(blob, MAX_ROOT_VALUE_BYTES)
-        value = worker_pb2.RootValue.FromString(unpacked)
-    except (DecodeError, zlib.error) as error:
-        raise ValueError(f"a description that cannot be read: {error}") from None
-    collective, layout = codec.collective_from_proto(value.collective), codec.layout_from_proto(value.layout)
-    if len(layout.places) != len(collective.leaves) or any(
-        not 0 <= place.pack < len(layout.packs) or layout.packs[place.pack].dtype != leaf.dtype
-        for place, leaf in zip(layout.places, collective.leaves, strict=True)
-    ):
-        raise ValueError("a layout that does not fit its value")
-    return collective, layout

@@ -10,6 +10,8 @@ from collectived.errors import ResourceExhaustedError
 from collectived.shared import segment_plan
 from collectived.shared.segment_plan import NOTHING, Schedule
 from collectived_native import core
+from collectived_proto import root_value
+from collectived_proto.across import LocalSeats, list_counts, make_shares, moves_across
 from collectived_proto.rows import extract_rows
 from collectived_proto.types import (
     AllGather,
@@ -19,6 +21,7 @@ from collectived_proto.types import (
     Broadcast,
     Collective,
     Gather,
+    Layout,
     Operation,
     Reduce,
     ReduceOp,
@@ -65,10 +68,12 @@ class SegmentProgram:
         may_describe: whether what the others tell may be other than what is tried first.
     """
 
-    def __init__(self, engine: core.Engine, prepared: PreparedCall, rank: int, size: int, worker_seat: int) -> None:
+    def __init__(
+        self, engine: core.Engine, prepared: PreparedCall, rank: int, size: int, local: LocalSeats | None = None
+    ) -> None:
         """
         Args:
-            worker_seat: of the worker that carries it to other hosts; -1: all ranks meet in the segment.
+            local: the ranks that meet in the segment, where their worker carries it to other hosts; None: all do.
 
         Raises:
             ResourceExhaustedError: what this rank has to tell the others is too much.
@@ -77,22 +82,25 @@ class SegmentProgram:
         self._prepared = prepared
         self._rank = rank
         self._size = size
-        self._worker_seat = worker_seat
+        self._local = local
         self._variants: dict[tuple[bytes, ...], Variant] = {}
         collective, layout = prepared.collective, prepared.layout
-        self.blob = self._make_blob()
+        self.blob = self._make_blob() if local is None else None
         rows: Sequence[Sequence[int]] = ()
         meets = core.MEETS_NOT
         if collective.lengths_differ:
             rows = [extract_rows(collective)] * size
+        if local is not None:  # its worker says what it brings, or says by the doorbell what has come
+            pass
+        elif collective.lengths_differ:
             same = not isinstance(collective.operation, AllToAll) or len(set(rows[0])) == 1
             meets = core.MEETS_EQUAL if same else core.MEETS_ANY
         elif isinstance(collective.operation, (Broadcast, Scatter)):
             meets = core.MEETS_ANY if collective.open else core.MEETS_KNOWN
         self._meets = meets
-        self.may_describe = meets in (core.MEETS_EQUAL, core.MEETS_ANY)
+        self.may_describe = meets in (core.MEETS_EQUAL, core.MEETS_ANY) or (local is not None and collective.open)
         known = NOTHING if collective.open else segment_plan.schedule(collective, layout, rank, size, rows)
-        self.first = self._make_variant(collective, known, None)
+        self.first = self._make_variant(collective, layout, known, None)
 
     def describe(self, blobs: tuple[bytes, ...]) -> Variant:
         """Return the way that follows from what all ranks have told.
@@ -108,8 +116,8 @@ class SegmentProgram:
         if collective.open:
             operation = collective.operation
             assert isinstance(operation, (Broadcast, Scatter))
-            blob = blobs[operation.root]
-            collective, layout = segment_plan.decode_root_value(blob)
+            blob = blobs[operation.root if self._local is None else -1]
+            collective, layout = root_value.decode_root_value(blob)
             if type(collective.operation) is not type(operation):
                 raise ValueError(f"{collective.operation} where {operation} was expected")
         else:
@@ -118,7 +126,7 @@ class SegmentProgram:
         if len(self._variants) >= _MAX_VARIANTS:
             self._variants.clear()
         schedule = segment_plan.schedule(collective, layout, self._rank, self._size, rows)
-        made = self._variants[blobs] = self._make_variant(collective, schedule, blob)
+        made = self._variants[blobs] = self._make_variant(collective, layout, schedule, blob)
         return made
 
     def _make_blob(self) -> bytes | None:
@@ -127,7 +135,7 @@ class SegmentProgram:
         if collective.lengths_differ:
             blob = segment_plan.encode_rows(extract_rows(collective))
         elif isinstance(operation, (Broadcast, Scatter)) and operation.root == self._rank:
-            blob = segment_plan.encode_root_value(collective, self._prepared.layout)
+            blob = root_value.encode_root_value(collective, self._prepared.layout)
         else:
             return None
         if len(blob) <= core.MAX_BLOB:
@@ -139,14 +147,20 @@ class SegmentProgram:
             f"and there may be {core.MAX_BLOB}: give fewer, larger arrays"
         )
 
-    def _make_variant(self, collective: Collective, schedule: Schedule, blob: bytes | None) -> Variant:
+    def _make_variant(self, collective: Collective, layout: Layout, schedule: Schedule, blob: bytes | None) -> Variant:
         description, operation = self._prepared.description, collective.operation
-        is_across = self._worker_seat >= 0
+        local, phases = self._local, schedule.phases
+        if local is not None and moves_across(collective) and not collective.open:
+            shares = make_shares(collective, layout, local)
+            phases = tuple(
+                (dtype, list_counts(share, self._rank, local), given, got)
+                for share, (dtype, _, given, got) in zip(shares, phases, strict=True)
+            )
         plan = self.engine.plan(
-            core.ACROSS if is_across else _OPERATIONS[type(operation)],
+            _OPERATIONS[type(operation)] if local is None else core.ACROSS,
             _REDUCE_OPS[operation.reduce_op] if isinstance(operation, Reduction) else 0,
-            self._worker_seat if is_across else getattr(operation, "root", 0),
-            schedule.phases,
+            getattr(operation, "root", 0) if local is None else len(local.ranks),
+            phases,
             description.contract.ljust(_DIGEST_BYTES, b"\0"),
             int.from_bytes(description.terms, "little"),
             self._prepared.collective.open,

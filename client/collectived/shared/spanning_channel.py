@@ -1,4 +1,4 @@
-"""A rank whose group has ranks of other workers, too: it folds small values with those of its host, in their segment.
+"""A rank whose group has ranks of other workers, too: it brings small values to the segment of its host.
 
 All else it submits over its doorbell, in one order with what goes by the segment. The segment only says that nothing
 completes any more: why, and for whom, all ranks hear over their doorbells, as of what they submit there.
@@ -28,7 +28,7 @@ class SpanningChannel(SegmentChannel):
     def make_call(
         self, prepared: PreparedCall, arrays: list[Array], located: list[ArenaAddress | None] | None, spec: nest.Spec
     ) -> Call:
-        if self._engines.folds(prepared):
+        if self._engines.takes(prepared):
             return SegmentCall(prepared, arrays, spec)
         return Doorbell.make_call(self, prepared, arrays, located, spec)
 
@@ -50,6 +50,16 @@ class SpanningChannel(SegmentChannel):
         call.assign_instance(self.rank_state.generation, engine.next_instance())
         call.assign_instance(self.rank_state.generation, engine.skip())
 
+    def _hear(self, call: SegmentCall) -> None:
+        """Take what has come over the doorbell; another thread may have read it before it was known for whom it is."""
+        self.poll()
+        if call.complete:
+            return
+        if not call.is_asked:
+            call.is_asked = True
+            self._ask(call)
+        self._read_for_a_while(call)
+
     def _fail(self, call: SegmentCall, reason: int) -> None:
         """Nothing completes any more: the call waits for its verdict, over the doorbell; for a while here."""
         if reason == core.WORKER:
@@ -59,6 +69,9 @@ class SpanningChannel(SegmentChannel):
             call.is_asked = True
             call.begin_patience(monotonic())
             self._ask(call)
+        self._read_for_a_while(call)
+
+    def _read_for_a_while(self, call: SegmentCall) -> None:
         end = monotonic() + SIGNAL_CHECK_INTERVAL
         if not self._lead(call, ALL_PACKS, end, self._cancel_call):
             self._leader_follower.wait_as_follower(call, ALL_PACKS, min(end, call.cutoff))

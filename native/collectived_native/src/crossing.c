@@ -36,7 +36,7 @@ struct crossings *crossings_open(struct engine *engine, int knock, u64 patience,
 }
 
 void free_route(struct route *route) {
-    if (route) free(route->move), free(route->waited);
+    if (route) free(route->move), free(route->waited), free(route->constants), free(route->blob);
     free(route);
 }
 
@@ -64,7 +64,8 @@ static int make_room(char **memory, u64 *room, u64 wanted) {
 int crossings_add(struct crossings *x, struct route *route) {
     u64 received[MOST_WIRES] = {0}, wanted = PAGE;
     if (x->routes == MOST_ROUTES || !(route->waited = calloc((size_t)x->ranks, sizeof *route->waited))) return -1;
-    for (int i = 0; i < MEMORIES; i++) wanted = route->elements * route->row[i] > wanted ? route->elements * route->row[i] : wanted;
+    for (int i = 0; i < MEMORIES; i++)
+        if (route->elements[i] * route->row[i] > wanted) wanted = route->elements[i] * route->row[i];
     if (wanted > x->room) {
         for (int i = 0; i < MEMORIES; i++) {
             u64 room = x->room;
@@ -106,6 +107,14 @@ int wire_begin(struct crossings *x, int wire, int descriptor, const void *receiv
     return 0;
 }
 
+static char *place_of_element(const struct crossings *x, int memory, u64 at) {
+    return (memory == CONSTANTS ? x->open->constants : x->memory[memory]) + at * x->open->row[memory];
+}
+
+static char *place(const struct crossings *x, int memory, const struct move *move) {
+    return place_of_element(x, memory, move->at);
+}
+
 /* ---- The sockets ---- */
 
 /* Takes what is there; ODD: the end, or an error, of which its owner hears when it reads. */
@@ -128,7 +137,7 @@ static enum progress send_move(struct crossings *x, struct move *move) {
     if (w->descriptor < 0) return ODD;
     while (move->done < whole) {
         u64 at = move->done > HEADER_BYTES ? move->done - HEADER_BYTES : 0, head = least(move->done, HEADER_BYTES);
-        char *from = x->memory[move->memory] + move->at * x->open->row[move->memory] + at;
+        char *from = place(x, move->memory, move) + at;
         struct iovec part[2] = {{move->header + head, HEADER_BYTES - head}, {from, bytes - at}};
         struct msghdr message = {.msg_iov = part, .msg_iovlen = 2};
         ssize_t n = sendmsg(w->descriptor, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -141,10 +150,6 @@ static enum progress send_move(struct crossings *x, struct move *move) {
 }
 
 /* ---- The moves of a route ---- */
-
-static char *place(const struct crossings *x, int memory, const struct move *move) {
-    return x->memory[memory] + move->at * x->open->row[memory];
-}
 
 static void combine(const struct crossings *x, void *out, const void *const *parts, int count, u64 elements, int is_final) {
     const struct route *r = x->open;
@@ -162,6 +167,8 @@ static enum progress receive_move(struct crossings *x, struct move *move) {
     const char *payload = w->log + w->used + HEADER_BYTES;
     if (move->kind == MOVE_KEEP) {
         move->kept = payload;
+    } else if (move->memory == CONSTANTS) {
+        if (memcmp(place(x, CONSTANTS, move), payload, bytes)) return ODD;
     } else if (move->mine < 0) {
         memcpy(place(x, move->memory, move), payload, bytes);
     } else {
@@ -200,6 +207,8 @@ static enum progress carry_round(struct crossings *x) {
         } else if (move->kind == MOVE_FINISH) {
             const void *from = place(x, move->memory, move);
             combine(x, place(x, RESULT, move), &from, 1, move->elements, 1);
+        } else if (move->kind == MOVE_COPY) {
+            memcpy(place(x, move->memory, move), place_of_element(x, move->mine, move->left), bytes_of(route, move));
         } else {
             continue; /* when all is there */
         }
@@ -216,28 +225,32 @@ static enum progress carry_round(struct crossings *x) {
 
 /* ---- Instances ---- */
 
-static struct route *find_route(const struct crossings *x, const u64 digest[2]) {
+static int is_of_contract(const struct crossings *x, const struct route *route, const struct record_copy *one) {
+    const struct plan *plan = route->gathers;
     u64 geometry = x->engine->segment->geometry_digest;
-    for (int i = 0; i < x->routes; i++) {
-        const struct plan *plan = x->route[i]->gathers;
-        if ((plan->digest[0] ^ geometry) == digest[0] && plan->digest[1] == digest[1]) return x->route[i];
-    }
-    return NULL;
+    if (one->flags & RECORD_OPEN) return route->blob && (plan->terms ^ geometry) == one->terms;
+    return (plan->digest[0] ^ geometry) == one->digest[0] && plan->digest[1] == one->digest[1];
 }
 
-/* The route of the instance to which all ranks have come, if they agree; notes who came when. NULL: there is none. */
+/* The route of the instance to which all ranks have come, if they agree; notes who came when. NULL: there is none. Where all
+   take what comes it may be another than its root means: then the frames differ from what is expected. */
 static struct route *agreed_route(struct crossings *x) {
     const struct segment *s = x->engine->segment;
-    struct route *route = NULL;
+    struct record_copy come[MAX_SEATS];
+    int closed = 0;
     for (int i = 0; i < x->ranks; i++) {
-        struct record_copy one;
-        if (!read_record(s, i, x->next, &one)) return NULL;
-        if (!route && !(route = find_route(x, one.digest))) return NULL;
-        if ((route->gathers->digest[0] ^ s->geometry_digest) != one.digest[0] || route->gathers->digest[1] != one.digest[1]) return NULL;
-        if ((one.flags & (RECORD_OPEN | RECORD_MEETS | RECORD_WHOLE)) != RECORD_WHOLE) return NULL;
-        x->began[i] = one.began, x->description[i] = one.description;
+        if (!read_record(s, i, x->next, &come[i])) return NULL;
+        if ((come[i].flags & (RECORD_MEETS | RECORD_WHOLE)) != RECORD_WHOLE) return NULL;
+        if (come[closed].flags & RECORD_OPEN) closed = i;
+        x->began[i] = come[i].began, x->description[i] = come[i].description;
     }
-    return route;
+    for (int number = 0; number < x->routes; number++) {
+        struct route *route = x->route[number];
+        int agree = is_of_contract(x, route, &come[closed]);
+        for (int i = 0; agree && i < x->ranks; i++) agree = is_of_contract(x, route, &come[i]);
+        if (agree) return route;
+    }
+    return NULL;
 }
 
 static enum progress begin(struct crossings *x) {
@@ -274,7 +287,7 @@ static void remember(struct crossings *x) {
     struct recent *recent = &x->recent[slot];
     *recent = (struct recent){.instance = x->next, .started = x->started, .ended = ended, .route = number};
     for (int i = 0; i < route->moves && recent->marked < MOST_MARKED; i++) {
-        if (!is_transfer(&route->move[i])) continue;
+        if (!is_transfer(&route->move[i]) || route->move[i].memory == CONSTANTS) continue;
         recent->mark[2 * recent->marked] = route->move[i].began, recent->mark[2 * recent->marked + 1] = route->move[i].ended;
         recent->marked++;
     }
@@ -282,9 +295,9 @@ static void remember(struct crossings *x) {
 }
 
 static enum progress end(struct crossings *x) {
-    const char *result = x->memory[RESULT];
+    const char *result = x->memory[x->open->brought];
     struct values values = {.in = &result};
-    if (engine_bring(x->engine, x->open->brings, &values, x->next) != COMPLETE) return ODD;
+    if (engine_bring(x->engine, x->open->brings, &values, x->next, x->open->blob, x->open->blob_bytes) != COMPLETE) return ODD;
     remember(x);
     memcpy(x->chain, x->open_chain, CHAIN_BYTES);
     for (int i = 0; i < x->wires; i++) {
@@ -303,7 +316,8 @@ static int is_early(const struct crossings *x, const struct wire *w) {
     unsigned char number[8];
     if (w->have < HEADER_BYTES) return 1;
     for (int k = 0; k < 8; k++) number[k] = (unsigned char)(x->next >> 8 * k);
-    return !memcmp(w->log, x->header, HEADER_KIND) && !memcmp(w->log + HEADER_KEY, x->header + HEADER_KEY, HEADER_INSTANCE - HEADER_KEY) &&
+    unsigned char kind = (unsigned char)w->log[HEADER_KIND];
+    return !memcmp(w->log, x->header, HEADER_KIND) && (kind == KIND_DATA || kind == KIND_ANNOUNCEMENT) && !memcmp(w->log + HEADER_KEY, x->header + HEADER_KEY, HEADER_INSTANCE - HEADER_KEY) &&
            !memcmp(w->log + HEADER_INSTANCE, number, sizeof number);
 }
 

@@ -17,7 +17,9 @@
 
 enum {
     HEADER_BYTES = 64,    /* of a frame: `transport/frame.py` */
-    HEADER_KIND = 6,      /* its first bytes: magic, version, kind */
+    HEADER_KIND = 4,      /* its first bytes: magic and version; then its kind, and a byte that is 0 */
+    KIND_DATA = 1,
+    KIND_ANNOUNCEMENT = 3,
     HEADER_KEY = 12,      /* then key and generation, */
     HEADER_INSTANCE = 28,
     HEADER_CHAIN = 44,
@@ -27,16 +29,17 @@ enum {
     MOST_MARKED = 9,      /* transfers of an instance of which it is remembered when they were done */
 };
 
-enum memory { PARTIALS, SUMS, RESULT, MEMORIES }; /* INPUT, SCRATCH and OUTPUT of a plan */
-enum move_kind { MOVE_SEND, MOVE_RECEIVE, MOVE_KEEP, MOVE_FOLD, MOVE_FINISH, MOVE_KINDS };
+/* INPUT, SCRATCH and OUTPUT of a plan; and bytes that are the same in all instances. */
+enum memory { PARTIALS, SUMS, RESULT, MEMORIES, CONSTANTS = MEMORIES, ALL_MEMORIES };
+enum move_kind { MOVE_SEND, MOVE_RECEIVE, MOVE_KEEP, MOVE_FOLD, MOVE_FINISH, MOVE_COPY, MOVE_KINDS };
 
 struct move {
     enum move_kind kind;
     int round;
     int wire;       /* of sends and receives */
-    int memory;     /* sent or finished from there, received there */
-    int mine;       /* a receive is folded with what is there, a fold takes it as its own part; -1: it is not folded */
-    int left;       /* what is received stands left */
+    int memory;     /* sent or finished from there, received or copied there; of constants those have to come that are there */
+    int mine;       /* a receive is folded with what is there, a fold takes it as its own part, a copy is of it; -1: it is not folded */
+    u64 left;       /* what is received stands left; of a copy: which elements are copied */
     u64 at, elements;
     int parts;      /* of a fold: the numbers of the moves that keep them, in order; -1: mine */
     int part[MOST_WIRES];
@@ -53,7 +56,10 @@ struct route {
     size_t contract_bytes;
     int dtype, reduce_op;
     long divisor;
-    u64 elements, row[MEMORIES]; /* bytes of an element there */
+    u64 elements[ALL_MEMORIES], row[ALL_MEMORIES]; /* how many there are, and their bytes */
+    enum memory brought; /* from there */
+    char *constants, *blob; /* of what is brought, for ranks that take what comes; NULL: those do not use this route */
+    u64 blob_bytes;
     int moves, rounds;
     struct move *move;
     /* Since they were taken in. */

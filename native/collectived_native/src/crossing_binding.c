@@ -67,7 +67,12 @@ static int lies_in(long long number, long long least, long long most) {
     return least <= number && number <= most;
 }
 
-/* (kind, round, wire, memory, mine, left, at, elements, header, parts) */
+static int reaches(const struct route *route, long long memory, long long at, long long elements) {
+    long long most = (long long)route->elements[memory];
+    return lies_in(at, 0, most) && lies_in(elements, 0, most - at);
+}
+
+/* (kind, round, wire, memory, mine, left, at, elements, header, parts); of a copy `left` is where it begins in `mine` */
 static int parse_move(struct move *move, PyObject *told, const struct route *route) {
     long long n[8];
     char *header;
@@ -76,15 +81,18 @@ static int parse_move(struct move *move, PyObject *told, const struct route *rou
     PyObject *parts = PyTuple_GetItem(told, 9);
     Py_ssize_t count = parts ? PyTuple_Size(parts) : -1;
     if (count < 0) return -1;
-    long long most = (long long)route->elements;
     int fits = lies_in(n[0], 0, MOVE_KINDS - 1) && lies_in(n[1], 0, 1 << 16) && lies_in(n[2], 0, MOST_WIRES - 1) &&
-               lies_in(n[3], 0, MEMORIES - 1) && lies_in(n[4], -1, MEMORIES - 1) && lies_in(n[6], 0, most) &&
-               lies_in(n[7], 0, most - n[6]) && length == HEADER_BYTES && count <= MOST_WIRES;
-    int folds = n[0] == MOVE_FOLD || (n[0] == MOVE_RECEIVE && n[4] >= 0);
+               lies_in(n[3], 0, ALL_MEMORIES - 1) && lies_in(n[4], -1, MEMORIES - 1) && length == HEADER_BYTES && count <= MOST_WIRES;
+    int folds = n[0] == MOVE_FOLD || n[0] == MOVE_KEEP || (n[0] == MOVE_RECEIVE && n[4] >= 0);
+    int computes = folds || n[0] == MOVE_FINISH;
+    if (computes) fits &= route->reduce_op && n[3] != CONSTANTS;
+    if (fits) fits = reaches(route, n[3], n[6], n[7]) && (n[4] < 0 || reaches(route, n[4], n[0] == MOVE_COPY ? n[5] : n[6], n[7]));
+    if (n[0] == MOVE_FINISH) fits = fits && reaches(route, RESULT, n[6], n[7]);
+    if (n[0] == MOVE_COPY) fits = fits && n[4] >= 0 && n[3] != CONSTANTS && route->row[n[3]] == route->row[n[4]];
     if (!fits || (n[0] == MOVE_FOLD && (n[4] < 0 || !count)) || (folds && (n[3] == RESULT || n[4] == RESULT)))
         return PyErr_SetString(PyExc_ValueError, "a move does not fit its route"), -1;
     move->kind = (enum move_kind)n[0], move->round = (int)n[1], move->wire = (int)n[2], move->memory = (int)n[3];
-    move->mine = (int)n[4], move->left = n[5] != 0, move->at = (u64)n[6], move->elements = (u64)n[7];
+    move->mine = (int)n[4], move->left = (u64)n[5], move->at = (u64)n[6], move->elements = (u64)n[7];
     memcpy(move->header, header, HEADER_BYTES);
     move->parts = (int)count;
     for (int i = 0; i < move->parts; i++) {
@@ -98,30 +106,56 @@ static int parse_move(struct move *move, PyObject *told, const struct route *rou
     return 0;
 }
 
-/* add(gathers, brings, contract, (dtype, reduce op, divisor, elements), moves) */
+/* Takes the numbers of a route: dtype, reduce op (0: values are moved as they are), divisor, elements of the three memories, and
+   which of them is brought. */
+static int parse_terms(struct route *route, PyObject *terms) {
+    long long n[7];
+    if (parse_numbers(terms, 0, n, 7)) return -1;
+    int folds = n[1] != 0;
+    u64 partial = folds ? partial_size((int)n[0], (int)n[1]) : item_size((int)n[0]);
+    u64 result = folds ? result_size((int)n[0], (int)n[1]) : partial;
+    int fits = partial && result && lies_in(n[2], 1, 1 << 30) && lies_in(n[6], 0, MEMORIES - 1);
+    for (int i = 0; i < MEMORIES; i++) fits &= lies_in(n[3 + i], 0, 1 << 20);
+    if (!fits) return PyErr_SetString(PyExc_ValueError, "no such arithmetic"), -1;
+    route->dtype = (int)n[0], route->reduce_op = (int)n[1], route->divisor = (long)n[2], route->brought = (enum memory)n[6];
+    route->row[PARTIALS] = route->row[SUMS] = partial, route->row[RESULT] = result, route->row[CONSTANTS] = 1;
+    for (int i = 0; i < MEMORIES; i++) route->elements[i] = (u64)n[3 + i];
+    return 0;
+}
+
+/* Whether plans are of one small pack or none, and of as many elements as a route has of them. */
+static int fit_route(const struct route *route) {
+    const struct plan *g = route->gathers, *b = route->brings;
+    if (!is_bringer(g) || !is_bringer(b) || g->leaves_in || b->leaves_out || g->leaves_out > 1 || b->leaves_in > 1) return 0;
+    if (g->leaves_out && (g->phase[0].starts_out[1] != route->elements[PARTIALS] || g->phase[0].result_item != route->row[PARTIALS])) return 0;
+    return !b->leaves_in || (b->phase[0].starts_in[1] == route->elements[route->brought] && b->phase[0].item == route->row[route->brought]);
+}
+
+/* add(gathers, brings, contract, terms, moves, constants, blob) */
 static PyObject *add_route(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     struct crossings *x = usable(self);
     Crossings *c = (Crossings *)self;
-    if (!x || has_arguments(count, 5, "(gathers, brings, contract, arithmetic, moves)")) return NULL;
+    if (!x || has_arguments(count, 7, "(gathers, brings, contract, terms, moves, constants, blob)")) return NULL;
     Plan *gathers = plan_of(c->engine, args[0]), *brings = gathers ? plan_of(c->engine, args[1]) : NULL;
-    char *contract;
-    Py_ssize_t length, moves;
-    long long n[4];
-    if (!brings || PyBytes_AsStringAndSize(args[2], &contract, &length) || parse_numbers(args[3], 0, n, 4) ||
-        (moves = PyTuple_Size(args[4])) < 0)
+    char *contract, *constants, *blob;
+    Py_ssize_t length, moves, bytes, told;
+    if (!brings || PyBytes_AsStringAndSize(args[2], &contract, &length) || (moves = PyTuple_Size(args[4])) < 0 ||
+        PyBytes_AsStringAndSize(args[5], &constants, &bytes) || PyBytes_AsStringAndSize(args[6], &blob, &told))
         return NULL;
-    u64 partial = partial_size((int)n[0], (int)n[1]), result = result_size((int)n[0], (int)n[1]);
-    const struct plan *g = gathers->plan, *b = brings->plan;
-    int fits = is_bringer(g) && is_bringer(b) && !g->leaves_in && !b->leaves_out && g->leaves_out <= 1 && b->leaves_in <= 1 &&
-               partial && result && lies_in(n[3], 0, 1 << 20) && lies_in(n[2], 1, 1 << 30) && length <= MOST_CONTRACT && moves <= 1 << 12;
-    if (!fits || (g->leaves_out && g->phase[0].count != (u64)n[3]) || (b->leaves_in && b->phase[0].count != (u64)n[3]))
-        return PyErr_SetString(PyExc_ValueError, "the plans are not of one small pack, or do not fit the arithmetic"), NULL;
     struct route *route = calloc(1, sizeof *route);
-    if (!route || !(route->move = calloc((size_t)moves + 1, sizeof *route->move))) return free_route(route), PyErr_NoMemory();
-    route->gathers = g, route->brings = b, route->contract_bytes = (size_t)length;
+    if (!route || !(route->move = calloc((size_t)moves + 1, sizeof *route->move)) || !(route->constants = malloc((size_t)bytes + 1)) ||
+        (told && !(route->blob = malloc((size_t)told))))
+        return free_route(route), PyErr_NoMemory();
+    route->gathers = gathers->plan, route->brings = brings->plan;
+    memcpy(route->constants, constants, (size_t)bytes), route->elements[CONSTANTS] = (u64)bytes;
+    if (told) memcpy(route->blob, blob, (size_t)told), route->blob_bytes = (u64)told;
+    if (parse_terms(route, args[3])) return free_route(route), NULL;
+    if (!fit_route(route) || length > MOST_CONTRACT || moves > 1 << 12 || told > MAX_BLOB) {
+        free_route(route);
+        return PyErr_SetString(PyExc_ValueError, "the plans are not of one small pack, or do not fit the terms"), NULL;
+    }
+    route->contract_bytes = (size_t)length;
     memcpy(route->contract, contract, (size_t)length);
-    route->dtype = (int)n[0], route->reduce_op = (int)n[1], route->divisor = (long)n[2], route->elements = (u64)n[3];
-    route->row[PARTIALS] = route->row[SUMS] = partial, route->row[RESULT] = result;
     for (Py_ssize_t i = 0; i < moves; i++, route->moves++)
         if (parse_move(&route->move[i], PyTuple_GetItem(args[4], i), route)) return free_route(route), NULL;
     if (PyList_Append(c->plans, args[0]) || PyList_Append(c->plans, args[1])) return free_route(route), NULL;

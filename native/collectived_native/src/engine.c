@@ -232,6 +232,7 @@ static int begin(struct engine *e, struct job *job) {
     if (found == PENDING) found = apply_limit(s, n);
     if (found != PENDING) return finish(e, job, found == COMPLETE ? NONSENSE : found);
     int whole = plan->meets ? plan->whole_bytes <= s->geometry.small : plan->whole;
+    if (plan->operation == ACROSS) e->ticks = load(&seat_of(s, plan->root)->ticks); /* of some instances it alone has none */
     job->first_tick = e->ticks;
     char *part = input_of(s, e->seat, e->ticks);
     if (plan->meets && job->blob_bytes) memcpy(part, job->blob, job->blob_bytes);
@@ -252,7 +253,13 @@ static int begin(struct engine *e, struct job *job) {
 
 static int whole(struct engine *e, struct job *job) {
     int found = outcome(load(&head_of(e->segment)->decided), job->instance);
+    const struct plan *plan = job->plan;
     if (found == PENDING) return wait_decided(e, job, 0, 0);
+    if (found == COMPLETE && plan->operation == ACROSS) { /* else nobody may write that record anew before this seat has come again */
+        u64 told = load(&seat_of(e->segment, plan->root)->record[job->instance & 1].instance);
+        if (told != job->instance) found = BY_DOORBELL;
+        else if (plan->open && !job->described) return engine_finish(e, job, DESCRIBE), 0;
+    }
     return found == COMPLETE ? take(e, job) : finish(e, job, found);
 }
 
@@ -339,19 +346,22 @@ int engine_gather(struct engine *e, const struct plan *plan, const struct values
     struct segment *s = e->segment;
     u64 decided = load(&head_of(s)->decided);
     if (outcome(decided, n) != PENDING) return outcome(decided, n) == COMPLETE ? NONSENSE : reason_of(decided);
-    if (instance_of(decided) < n || !all_are_at(e, n, full(n))) return PENDING;
+    if (instance_of(decided) < n) return PENDING;
+    for (int i = 0; i < plan->root; i++)
+        if (takes_from(plan, i) && atomic_load(&seat_of(s, i)->progress) < full(n)) return PENDING;
     int disputed = find_dispute(s, n);
     if (disputed >= 0) return end_generation(s, n, MISMATCH, disputed);
     take_whole(s, plan, values, e->ticks, 0);
     return COMPLETE;
 }
 
-int engine_bring(struct engine *e, const struct plan *plan, const struct values *values, u64 n) {
+int engine_bring(struct engine *e, const struct plan *plan, const struct values *values, u64 n, const void *blob, u64 bytes) {
     struct segment *s = e->segment;
     int found = outcome(load(&head_of(s)->decided), n);
     if (found != PENDING) return found == COMPLETE ? NONSENSE : found;
     put_whole(plan, values, input_of(s, e->seat, e->ticks));
-    announce(e, &(struct job){.plan = plan, .instance = n, .source = ELSEWHERE}, 1);
+    if (bytes) memcpy(blob_of(s, e->seat, e->ticks), blob, bytes);
+    announce(e, &(struct job){.plan = plan, .instance = n, .source = ELSEWHERE, .blob_bytes = bytes}, 1);
     publish(e, full(n));
     may_be_last(e); /* it is: it comes when all others have */
     return decide(s, n);

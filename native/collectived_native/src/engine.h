@@ -149,11 +149,12 @@ void engine_resume(struct engine *e, struct job *job);
 void engine_await_finished(struct engine *e, struct waiting *how);
 /* Takes out all finished jobs that are to be collected. */
 struct job *engine_collect_finished(struct engine *e);
-/* The worker's part in instance `n` of a group that spans hosts, for which all values lie in the first tick: takes the partial
-   sums, once all ranks have come. COMPLETE, PENDING, or why the generation is over. */
+/* The worker's part in instance `n` of a group that spans hosts, for which all values lie in the first tick: takes the values or
+   their partial sums, once all ranks have come that have any. COMPLETE, PENDING, or why the generation is over. */
 int engine_gather(struct engine *e, const struct plan *plan, const struct values *values, u64 n);
-/* Brings the results, which completes the instance. Returns its outcome. */
-int engine_bring(struct engine *e, const struct plan *plan, const struct values *values, u64 n);
+/* Brings the results, and what ranks are told of them that do not know what comes, which completes the instance. Returns its
+   outcome. */
+int engine_bring(struct engine *e, const struct plan *plan, const struct values *values, u64 n, const void *blob, u64 bytes);
 /* engine.c: does what can be done for the collective at the head of the queue; else says in `wait` what it waits for. */
 int engine_step(struct engine *e, struct job *job);
 /* Takes a receive that is matched out of those that are not. */

@@ -100,7 +100,7 @@ static PyObject *job_blobs(PyObject *self, PyObject *unused) {
     PyObject *found = PyTuple_New(seats);
     for (int i = 0; found && i < seats; i++) {
         u64 length = load(&seat_of(s, i)->record[job->held->job.instance & 1].flags) >> RECORD_BLOB_SHIFT;
-        PyObject *blob = PyBytes_FromStringAndSize(input_of(s, i, job->held->job.first_tick), (Py_ssize_t)(length <= MAX_BLOB ? length : 0));
+        PyObject *blob = PyBytes_FromStringAndSize(blob_of(s, i, job->held->job.first_tick), (Py_ssize_t)(length <= MAX_BLOB ? length : 0));
         if (blob) PyTuple_SetItem(found, i, blob);
         else Py_DecRef(found), found = NULL;
     }

@@ -63,6 +63,7 @@ enum reason { /* why a generation is over; the lowest bits of `decided` and `lim
     EXPIRED,
     DETACHED,
     NO_ROOM,
+    BY_DOORBELL, /* the worker has carried it out, and says by the doorbell what has come */
     PENDING = -1,
     KNOCK = -2,
     DESCRIBE = -3,

@@ -102,10 +102,15 @@ PyObject *engine_attend_instance(PyObject *self, PyObject *number) {
     return PyErr_Occurred() ? NULL : PyBool_FromLong(engine_attend(e->engine, n));
 }
 
-/* The worker's part in a collective: (plan, instance, buffers) */
+/* The worker's part in a collective: (plan, instance, buffers), and a blob that is brought */
 static PyObject *take_part(PyObject *self, PyObject *const *args, Py_ssize_t count, int brings) {
     Engine *e = usable_engine(self);
-    if (!e || has_arguments(count, 3, "(plan, instance, buffers)")) return NULL;
+    char *blob = NULL;
+    Py_ssize_t bytes = 0;
+    if (!e || (brings ? has_arguments(count, 4, "(plan, instance, buffers, blob)") : has_arguments(count, 3, "(plan, instance, buffers)")))
+        return NULL;
+    if (brings && PyBytes_AsStringAndSize(args[3], &blob, &bytes)) return NULL;
+    if (bytes > MAX_BLOB) return PyErr_Format(PyExc_ValueError, "a blob of %zd bytes", bytes);
     u64 n = PyLong_AsUnsignedLongLong(args[1]);
     Plan *plan = PyErr_Occurred() ? NULL : plan_of(e, args[0]);
     if (!plan) return NULL;
@@ -115,7 +120,8 @@ static PyObject *take_part(PyObject *self, PyObject *const *args, Py_ssize_t cou
     struct held *h = none_given ? make_held(plan->plan->leaves_in + plan->plan->leaves_out) : NULL;
     PyObject *found = NULL;
     if (h && !take_leaves(h, plan->plan, brings ? args[2] : none_given, brings ? none_given : args[2]))
-        found = PyLong_FromLong((brings ? engine_bring : engine_gather)(e->engine, plan->plan, &h->job.values, n));
+        found = PyLong_FromLong(brings ? engine_bring(e->engine, plan->plan, &h->job.values, n, blob, (u64)bytes)
+                                       : engine_gather(e->engine, plan->plan, &h->job.values, n));
     free_held(h);
     if (none_given) Py_DecRef(none_given);
     return found;

@@ -112,7 +112,7 @@ static const char *told(const Engine *e, const struct job *job, u64 *length) {
         return slot_of(s, job->letter.peer, job->letter.slot);
     }
     *length = load(&seat_of(s, job->plan->root)->record[job->instance & 1].flags) >> RECORD_BLOB_SHIFT;
-    return input_of(s, job->plan->root, job->first_tick);
+    return blob_of(s, job->plan->root, job->first_tick);
 }
 
 /* Finds what has come among what had come before, and puts it first: a receive expects that. */

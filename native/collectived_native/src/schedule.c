@@ -5,8 +5,8 @@
  *   pieces    reduce_scatter: each seat folds the piece that it keeps;
  *   common    broadcast, all_gather, gather: what a seat puts is read by all, or by the root;
  *   personal  scatter, all_to_all: a seat puts a column for each other.
- * Small values go across hosts too (ACROSS: all_reduce, reduce, barrier): the worker, whose seat is the last, folds what the
- * ranks have put; when it has the results, it puts them, for all ranks to read.
+ * Small values go across hosts too (ACROSS): the worker, whose seat is the last, folds what the ranks have put, or takes it as
+ * it is (without a reduce operation); when it has the results, it puts them, for the ranks to read each its own.
  * A step of a phase has one column per seat (common: one in all). What a seat keeps of its own value never passes the
  * segment, but where the value is small: then all of it does, so that results may be written over inputs.
  */
@@ -37,12 +37,31 @@ static int folders(const struct plan *plan) {
     return plan->seats - (plan->operation == ACROSS);
 }
 
+static int folds(const struct plan *plan) {
+    return OPERATION[plan->operation].folds && (plan->operation != ACROSS || plan->reduce_op);
+}
+
 static u64 round_line(u64 bytes) {
     return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
 }
 
 int is_bringer(const struct plan *plan) {
     return plan->operation == ACROSS && plan->me == plan->root;
+}
+
+int takes_from(const struct plan *plan, int seat) {
+    int takes = folds(plan) || !plan->phases;
+    for (int i = 0; i < plan->phases; i++) takes |= plan->phase[i].counts[seat] > 0;
+    return takes;
+}
+
+/* Elements that the worker brings to all ranks; where those for this rank begin. */
+static u64 brought(const struct plan *plan, const struct phase *p) {
+    return folds(plan) ? p->count : p->counts[plan->root];
+}
+
+static u64 begin_of_result(const struct plan *plan, const struct phase *p) {
+    return folds(plan) ? 0 : p->counts[plan->seats];
 }
 
 /* ---- Counts: how much of a phase moves from whom to whom ---- */
@@ -52,7 +71,7 @@ static u64 flow(const struct plan *plan, const struct phase *p, int from, int to
     switch (plan->operation) {
     case ALL_REDUCE:
     case REDUCE: return p->count;
-    case ACROSS: return from == plan->root ? 0 : p->count;
+    case ACROSS: return from == plan->root ? 0 : folds(plan) ? p->count : p->counts[from];
     case BROADCAST: return from == plan->root ? p->count : 0;
     case ALL_GATHER:
     case GATHER: return p->counts[from];
@@ -139,18 +158,26 @@ static void cut(const struct segment *s, const struct plan *plan, struct phase *
 
 static const char *check_phase(const struct plan *plan, const struct phase *p, u64 counts_given) {
     u64 wanted = plan->operation == ALL_TO_ALL ? (u64)plan->seats * (u64)plan->seats
+                 : plan->operation == ACROSS && !folds(plan) ? (u64)plan->seats + 1
                  : OPERATION[plan->operation].way == SHARES || plan->operation == BROADCAST
                      ? 1
                      : (u64)plan->seats;
     if (!p->item) return "no such dtype";
-    if (OPERATION[plan->operation].folds && !partial_size(p->dtype, plan->reduce_op))
+    if (folds(plan) && !partial_size(p->dtype, plan->reduce_op))
         return "the reduce operation is not defined on the dtype";
     if (counts_given != wanted) return "the number of counts does not fit the operation";
     for (u64 i = 0; i < counts_given; i++)
         if (p->counts[i] >> 40) return "a count is too large";
     u64 in = p->starts_in[p->leaves_in], out = p->starts_out[p->leaves_out];
-    if (is_bringer(plan) && in == p->count) in = 0; /* it has no value: these are results */
-    if (plan->operation == ACROSS && out && out != p->count) return "leaves out do not add up to the counts";
+    if (is_bringer(plan) && in == brought(plan, p)) in = 0; /* it has no value: these are results */
+    if (plan->operation == ACROSS && out) {
+        u64 all = 0, begin = begin_of_result(plan, p);
+        for (int seat = 0; seat < plan->root && !folds(plan); seat++) all += p->counts[seat];
+        int fits = folds(plan)        ? out == p->count
+                   : is_bringer(plan) ? out == all
+                                      : begin <= brought(plan, p) && out <= brought(plan, p) - begin;
+        if (!fits) return "leaves out do not add up to the counts";
+    }
     if (in != value_of(plan, p, plan->me) && !(plan->operation == BROADCAST && plan->me != plan->root))
         return "leaves in do not add up to the counts";
     if (out != result_of_seat(plan, p) && !(plan->operation == BROADCAST && plan->me == plan->root && !out))
@@ -167,8 +194,8 @@ static void place_whole(struct plan *plan, u64 *table, u64 small) {
             table[seat] = at[seat];
             const struct phase *p = &plan->phase[i];
             int brings = plan->operation == ACROSS && seat == plan->root;
-            at[seat] += round_line(brings ? p->count * result_size(p->dtype, plan->reduce_op)
-                                          : value_of(plan, p, seat) * item_size(p->dtype));
+            u64 item = brings && folds(plan) ? result_size(p->dtype, plan->reduce_op) : item_size(p->dtype);
+            at[seat] += round_line((brings ? brought(plan, p) : value_of(plan, p, seat)) * item);
         }
     }
     plan->whole = 1;
@@ -198,10 +225,10 @@ struct plan *plan_make(const struct segment *s, int seat, int operation, int red
     for (int i = 0; i < phases && !*why; i++) {
         struct phase *p = &plan->phase[i];
         p->dtype = terms[i].dtype, p->item = item_size(p->dtype);
-        p->result_item = !OPERATION[operation].folds ? p->item
+        p->result_item = !folds(plan) ? p->item
                          : is_bringer(plan)          ? partial_size(p->dtype, reduce_op)
                                                      : result_size(p->dtype, reduce_op);
-        if (is_bringer(plan) && terms[i].leaves_in) p->item = result_size(p->dtype, reduce_op);
+        if (is_bringer(plan) && folds(plan) && terms[i].leaves_in) p->item = result_size(p->dtype, reduce_op);
         memcpy(at, numbers, terms[i].counts_given * sizeof *at);
         p->counts = at, p->count = terms[i].counts_given ? at[0] : 0;
         at += terms[i].counts_given, numbers += terms[i].counts_given;
@@ -313,7 +340,7 @@ static void fold_out(const struct plan *plan, const struct phase *p, const struc
 void put_whole(const struct plan *plan, const struct values *v, char *part) {
     for (int i = 0; i < plan->phases; i++) {
         const struct phase *p = &plan->phase[i];
-        u64 m = is_bringer(plan) ? p->count : value_of(plan, p, plan->me);
+        u64 m = is_bringer(plan) ? brought(plan, p) : value_of(plan, p, plan->me);
         if (m && p->starts_in[p->leaves_in]) copy_in(p, v, 0, m, part + p->whole_at[plan->me]);
     }
 }
@@ -326,10 +353,11 @@ void take_whole(const struct segment *s, const struct plan *plan, const struct v
         u64 m = result_of_seat(plan, p), at = 0;
         if (!m || !p->starts_out[p->leaves_out]) continue;
         if (plan->operation == ACROSS && !is_bringer(plan)) {
-            copy_out(plan, p, v, 0, m, parts[plan->root] + p->whole_at[plan->root]);
+            u64 begin = begin_of_result(plan, p) * p->result_item;
+            copy_out(plan, p, v, 0, m, parts[plan->root] + p->whole_at[plan->root] + begin);
             continue;
         }
-        if (OPERATION[plan->operation].folds) {
+        if (folds(plan)) {
             u64 skip = offset_in(plan, p, plan->me, plan->me) * p->item * (OPERATION[plan->operation].way == PIECES);
             for (int from = 0; from < plan->seats; from++) sources[from] = parts[from] + p->whole_at[from] + skip;
             fold_out(plan, p, v, 0, m, sources);

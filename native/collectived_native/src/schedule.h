@@ -16,7 +16,8 @@ struct phase {
     int dtype;
     u64 item, result_item;         /* bytes of an element */
     u64 count;                     /* elements, where all have the same */
-    const u64 *counts;             /* else: per seat, or per pair of seats (sender first) */
+    const u64 *counts;             /* else: per seat, or per pair of seats (sender first); of ACROSS without a reduce operation
+                                      per seat (of the worker's: what it brings), then where this seat's result begins there */
     u64 column;                    /* elements that one seat moves for another in a tick */
     u64 column_bytes;              /* between columns */
     u64 steps, first_step;         /* of all steps of the plan */
@@ -81,6 +82,8 @@ void take_direct(const struct plan *plan, const struct values *values, const cha
 
 /* Whether this is the worker's part in a collective of several hosts: it takes the partials, and brings the results. */
 int is_bringer(const struct plan *plan);
+/* Whether the worker needs that a seat has come, to take what there is to take. */
+int takes_from(const struct plan *plan, int seat);
 
 /* Phases whose last step is below `steps`. */
 int phases_below(const struct plan *plan, u64 steps);

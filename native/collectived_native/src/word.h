@@ -42,6 +42,11 @@ static inline int outcome(u64 decided, u64 n) {
     return reason_of(decided) ? reason_of(decided) : PENDING;
 }
 
+/* What a seat has told in a tick; of the worker's, behind the results that it brings. */
+static inline char *blob_of(const struct segment *s, int seat, u64 tick) {
+    return input_of(s, seat, tick) + (s->geometry.operated ? s->geometry.small : 0);
+}
+
 static inline u64 full(u64 n) { /* the progress of a seat that has contributed all to instance `n` */
     return (n + 1) << TICK_BITS;
 }

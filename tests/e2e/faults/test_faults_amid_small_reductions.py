@@ -1,4 +1,4 @@
-"""What goes wrong while ranks of several workers fold small values in segments: one verdict for all, in time.
+"""What goes wrong while ranks of several workers bring small values to segments: one verdict for all, in time.
 
 The segment only says that nothing completes any more. Why is said by the coordinator, or by the workers together.
 """
@@ -25,6 +25,7 @@ import collectived as cd
 
 pytestmark = pytest.mark.timeout(150)
 ROUNDS = 4
+COLLECTIVES = {"small": 1, "moved": 3}  # of a step
 SMALL, LARGE = 100, 400_000  # elements: by the segment, and over the doorbell
 
 PROGRAM = """
@@ -32,9 +33,19 @@ import json, sys, time
 import numpy as np
 import collectived as cd
 
+def move(number):
+    size = group.size
+    root = number % size
+    mine = group.rank == root
+    assert group.broadcast(np.full(9, number if mine else -1), root=root).tolist() == [number] * 9
+    assert group.broadcast(np.full(9, number) if mine else None, root=root).tolist() == [number] * 9
+    group.barrier()
+
 def step(number):
     size = group.size
-    if mixed and number % 3 == 2:
+    if moved:
+        move(number)
+    elif mixed and number % 3 == 2:
         gathered = group.all_gather(np.full(2, number), async_op=True)
         assert group.all_reduce("sum", np.full(9, number), async_op=True).result().tolist() == [number * size] * 9
         assert gathered.result().tolist() == [number] * (2 * size)
@@ -46,7 +57,7 @@ group = session.join(timeout=40)
 group.barrier()
 print("ready", flush=True)
 what = sys.stdin.readline().split()
-mixed, most, number = what[0] == "mixed", int(what[1]), 0
+mixed, moved, most, number = what[0] == "mixed", what[0] == "moved", int(what[1]), 0
 try:
     while number < most:
         step(number)
@@ -127,7 +138,7 @@ def check_agreement(found: list[Any]) -> Any:
     return told[0]
 
 
-@pytest.mark.parametrize("how", ["small", "mixed"])
+@pytest.mark.parametrize("how", ["small", "mixed", "moved"])
 def test_survivors_of_a_kill_at_any_moment_agree(workers: Any, how: str) -> None:
     chance = random.Random(f"{how}{len(workers.addresses)}")
     for number in range(ROUNDS):
@@ -139,9 +150,10 @@ def test_survivors_of_a_kill_at_any_moment_agree(workers: Any, how: str) -> None
             assert (code, missing) == (cd.errors.Code.UNAVAILABLE, [victim]) and f"rank {victim}" in text
 
 
+@pytest.mark.parametrize("how", ["small", "moved"])
 @pytest.mark.parametrize("steps", [0, 3], ids=["first", "later"])
-def test_ranks_that_wait_hear_of_a_kill(workers: Any, steps: int) -> None:
-    with ranks(workers, f"kill-waiting-{steps}-{len(workers.addresses)}", steps=steps) as started:
+def test_ranks_that_wait_hear_of_a_kill(workers: Any, steps: int, how: str) -> None:
+    with ranks(workers, f"kill-waiting-{how}-{steps}-{len(workers.addresses)}", how, steps) as started:
         victim = started.size - 1
         assert started.hear() == [[steps, None]] * started.size
         for process in started.processes[:victim]:
@@ -149,10 +161,10 @@ def test_ranks_that_wait_hear_of_a_kill(workers: Any, steps: int) -> None:
         time.sleep(0.1)
         started.processes[victim].kill()
         code, missing, _, first = check_agreement(started.hear(victim))
-        assert (code, missing, first) == (cd.errors.Code.UNAVAILABLE, [victim], steps + 1)
+        assert (code, missing, first) == (cd.errors.Code.UNAVAILABLE, [victim], COLLECTIVES[how] * steps + 1)
 
 
-@pytest.mark.parametrize("how", ["small", "mixed"])
+@pytest.mark.parametrize("how", ["small", "mixed", "moved"])
 def test_ctrl_c_is_raised_at_once_and_told_to_all(workers: Any, how: str, delays: Any) -> None:
     def story() -> None:
         with ranks(workers, f"ctrl-c-{how}-{time.monotonic()}", how) as started:

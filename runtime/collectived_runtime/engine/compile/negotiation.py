@@ -121,8 +121,8 @@ def single_task_program(task: PackTask) -> CompiledCollective:
 
 
 def encode_announcement(collective: Collective) -> bytes:
-    """Encode what the root's worker announces."""
-    return collective_to_proto(collective).SerializeToString()
+    """Encode what the root's worker announces: the same in all instances of a contract."""
+    return collective_to_proto(replace(collective, site="")).SerializeToString()
 
 
 def decode_announcement(word: bytes) -> tuple[Collective, bytes]:

@@ -68,7 +68,7 @@ class FaultReporter:
         sample_stacks: Callable[[list[int]], None] = lambda ranks: None,
     ) -> None:
         self._sample_stacks = sample_stacks
-        self._topology = topology
+        self.topology = topology
         self._tracker = tracker
         self._worker = worker
         self._send_report = coordinator.report
@@ -117,7 +117,7 @@ class FaultReporter:
     def report_nccl_failure(self, instance: Instance, error: Exception) -> None:
         """NCCL has failed. It does not say who is at fault, not even where another rank is gone: nobody is accused."""
         instance.bar()
-        log.info("group %s: %s", unscoped_name(self._topology.group.name), error)
+        log.info("group %s: %s", unscoped_name(self.topology.group.name), error)
         self.report_fault(ReportKind.NATIVE, instance.number, text=str(error))
 
     def add_missing_ranks(self, verdict: Verdict) -> Verdict:
@@ -126,7 +126,7 @@ class FaultReporter:
         absent = [rank for rank, standing in standings if standing.submitted < verdict.instance]
         if verdict.code != Code.DEADLINE_EXCEEDED or verdict.missing or not absent:
             return verdict
-        return local_verdict.with_missing(self._topology, self._worker, verdict, absent)
+        return local_verdict.with_missing(self.topology, self._worker, verdict, absent)
 
     def report_expired(self, instance: int) -> None:
         """An instance has not completed by its deadline; said once."""
@@ -164,8 +164,8 @@ class FaultReporter:
 
     def report_unanswered(self, rank: int, peer: int, waited: float, text: str) -> None:
         """A send or recv of `rank` has waited for `peer` for some seconds, which may be a mistake."""
-        if not self._topology.idle:
-            group = unscoped_name(self._topology.group.name)
+        if not self.topology.idle:
+            group = unscoped_name(self.topology.group.name)
             log.log(
                 self._stall_level,
                 "group %s: %s of rank %d has been waiting for %s for %.1f s",
@@ -186,7 +186,7 @@ class FaultReporter:
         """Clients hear of it by their exceptions. It is logged once; that somebody has left is no failure."""
         news = not self._failure_logged and (failing or not verdict.orderly)
         self._failure_logged |= news
-        level, name = logging.INFO if news else logging.DEBUG, unscoped_name(self._topology.group.name)
+        level, name = logging.INFO if news else logging.DEBUG, unscoped_name(self.topology.group.name)
         log.log(level, "group %s: %s", name, verdict.message, extra=verdict_fields(verdict))
 
     def report_mismatch(self, instance: Instance, worker: int) -> None:
@@ -229,7 +229,7 @@ class FaultReporter:
         """A send or recv of `rank` waits for `peer`, in vain where that has left: the coordinator knows by now."""
         if peer == ANY_SOURCE:
             gone = self._departed_from.keys() - {rank}
-            if len(gone) == self._topology.group.size - 1:
+            if len(gone) == self.topology.group.size - 1:
                 for one in gone:
                     self.report_if_departed(rank, one, text)
             return
@@ -250,7 +250,7 @@ class FaultReporter:
                 self._pending_departures.setdefault(rank, (patience, False))
 
     def _find_ranks(self, task: int) -> tuple[int, ...]:
-        return next(peer.ranks for peer in self._topology.peers if peer.task == task)
+        return next(peer.ranks for peer in self.topology.peers if peer.task == task)
 
     def _is_announced(self, rank: int) -> bool:
         """Whether those who wait for this rank alone have been told, or all have."""
@@ -277,7 +277,7 @@ class FaultReporter:
             op = str(instance.collective.operation) if instance else ""
             self._apply_verdict(
                 local_verdict.make_departure_verdict(
-                    self._topology, self._worker, self._tracker.generation, first, op, sorted(ranks)
+                    self.topology, self._worker, self._tracker.generation, first, op, sorted(ranks)
                 )
             )
 
@@ -334,9 +334,9 @@ class FaultReporter:
                     self._raise_fault(report)
                     continue
                 self._sample_stacks(self._tracker.seek(report.instance))
-                if report.kind is ReportKind.PENDING and not self._topology.idle:
+                if report.kind is ReportKind.PENDING and not self.topology.idle:
                     self._warn_stalled(report, now)
-                if report.kind is ReportKind.PENDING or len(self._topology.peers) > 1:
+                if report.kind is ReportKind.PENDING or len(self.topology.peers) > 1:
                     self._send_report(report)
         for first, (patience, report) in list(self._pending_decisions.items()):
             if patience.is_over(now):
@@ -380,7 +380,7 @@ class FaultReporter:
         instance = tracker.instances.get(first)
         op = str(instance.collective.operation) if instance else ""
         self._apply_verdict(
-            local_verdict.make_verdict(self._topology, self._worker, tracker.generation, first, op, report)
+            local_verdict.make_verdict(self.topology, self._worker, tracker.generation, first, op, report)
         )
 
     @property
@@ -394,7 +394,7 @@ class FaultReporter:
         log.log(
             self._stall_level,
             "group %s: %s #%d has been waiting for %.1f s%s (submitted at %s)",
-            unscoped_name(self._topology.group.name),
+            unscoped_name(self.topology.group.name),
             instance.collective.operation,
             instance.number,
             now - instance.first_arrival.arrived_at,
@@ -402,7 +402,7 @@ class FaultReporter:
             instance.collective.site or "an unknown place",
             extra=log_fields(
                 event="stall",
-                group=unscoped_name(self._topology.group.name),
+                group=unscoped_name(self.topology.group.name),
                 key=self._tracker.key,
                 generation=self._tracker.generation,
                 instance=instance.number,

@@ -1,9 +1,9 @@
 """What a group loop does about the segment of its ranks where other workers have ranks of the group, too.
 
-The ranks fold their values there. This worker takes the partial sums to the other workers and brings the results; it
-has a seat of its own, without which nothing completes. So it knows of every instance, as where ranks submit over the
-doorbell: deadlines are watched, contracts compared and verdicts reached as there, and the segment's word says no more
-than that the generation is over. What is not folded goes over the doorbell, in one order with what is.
+The ranks bring small values there. This worker takes them, or their partial sums, to the other workers and brings the
+results; it has a seat of its own, without which nothing completes. So it knows of every instance, as where ranks submit
+over the doorbell: deadlines are watched, contracts compared and verdicts reached as there, and the segment's word says
+no more than that the generation is over. What is larger goes over the doorbell, in one order with what is small.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 from collectived_native import core
 from collectived_proto.across import meets_in_segment
 from collectived_proto.ipc import messages
-from collectived_proto.types import Verdict
+from collectived_proto.types import Collective, Layout, Verdict
 from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.base.poller import Poller
 from collectived_runtime.engine.clients.doorbells import Doorbells
@@ -67,22 +67,40 @@ class SpanningWatch(SegmentWatch):
         self._submit = submit
         self._early: list[_Early] = []
         try:
-            self.seat = WorkerSeat(self._segment.take_seat(), len(self._segment.ranks))
+            self.seat = WorkerSeat(self._segment.take_seat(), reporter.topology)
         except BaseException:
             self._segment.close()
             raise
         self.attend()
 
     def carries(self, prepared: PreparedCollective | None) -> bool:
-        """Whether the ranks fold it in the segment."""
-        most = self._segment.most_in_a_tick
-        return prepared is not None and meets_in_segment(prepared.collective, prepared.layout, most)
+        """Whether a rank brings it to the segment."""
+        if prepared is None:
+            return False
+        return self._is_small(prepared.collective, prepared.layout)
+
+    def _is_small(self, collective: Collective, layout: Layout) -> bool:
+        return meets_in_segment(collective, layout, self._segment.most_in_a_tick, self.seat.local)
+
+    def brings(self, instance: Instance) -> bool:
+        """Whether the ranks take the results out of the segment: all come there, and what comes is small.
+
+        Else their worker tells them over the doorbell where the results lie.
+        """
+        if not all(self.carries(one.prepared) for one in instance.arrivals.values()):
+            return False
+        if not instance.open_ranks:
+            return True
+        is_small = self._is_small(instance.collective, self.seat.find_layout(instance))
+        return is_small and len(self.seat.encode_blob(instance)) <= core.MAX_BLOB
 
     # Submissions over the doorbell
 
     def answer(
         self, local_rank: LocalRank, prepared: PreparedCollective, submission: messages.Submit, fail: Fail
     ) -> bool:
+        if submission.instance < self._tracker.next_number and local_rank.get_outcomes(submission.instance):
+            return False  # it has missed them, and hears them again
         if self.carries(prepared):
             return super().answer(local_rank, prepared, submission, fail)
         progress = self._tracker.progress[local_rank.rank]
@@ -187,9 +205,9 @@ class SpanningWatch(SegmentWatch):
             self.look()
         self.attend()
 
-    def finish(self, instance: Instance) -> None:
-        """Say in the segment that an instance is complete that was not carried out there, and go on to the next."""
-        if not self.carries(instance.reference):
+    def finish(self, instance: Instance, is_brought: bool) -> None:
+        """Say in the segment that an instance is complete if its results are elsewhere, and go on to the next."""
+        if not is_brought:
             self._segment.watcher.complete(instance.number)
         self.attend()
 

@@ -18,10 +18,11 @@ import time
 from dataclasses import dataclass, field
 
 from collectived_native import core
-from collectived_proto.types import Collective
+from collectived_proto.types import Broadcast, Collective
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.segment import NS
+from collectived_runtime.engine.compile import negotiation
 from collectived_runtime.engine.compile.program import CompiledCollective
 from collectived_runtime.engine.failure.reporter import FaultReporter
 from collectived_runtime.engine.failure.spanning_watch import SpanningWatch
@@ -30,13 +31,15 @@ from collectived_runtime.engine.loop.waiting_joiners import WaitingJoiners
 from collectived_runtime.engine.record.flight_recorder import RECEIVE, SEND, STRAND
 from collectived_runtime.engine.record.group_records import GroupRecords
 from collectived_runtime.engine.run.links import Links
-from collectived_runtime.engine.run.routes import CHANNEL, compile_moves, has_route, make_template
+from collectived_runtime.engine.run.routes import CHANNEL, Prelude, announce, compile_route, has_route, make_template
 from collectived_runtime.engine.submit.contracts import PreparedCollective
 from collectived_runtime.engine.submit.tracker import MAX_FINISHED, Arrival, Instance, InstanceTracker
+from collectived_runtime.transport.frame import FrameTemplate
 from collectived_runtime.transport.link import Link
 
 _PATIENCE_NS = NS // 50  # after which it is told who has come, and what is waited for
 _REPEATS = 2  # of a contract, after which it has a route
+_MOST_RESTS = 64
 _TRANSFERS = core.MOVE_SEND, core.MOVE_RECEIVE, core.MOVE_KEEP
 _MOST_CONTRACTS = 1024  # that are counted
 
@@ -73,14 +76,15 @@ class Crossings:
     _core: core.Crossings | None = None
     _routes: list[_Route] = field(default_factory=list)
     _seen: dict[bytes, int] = field(default_factory=dict)  # contracts without a route, and how often they came
-    _is_resting: bool = False  # until the general executor has completed what the core could not
+    _rests: int = 0  # instances that the general executor has yet to complete, for the core could not
+    _next_rests: int = 1  # how many, should the core complete none before the next that it cannot
 
-    def learn(self, instance: Instance, program: CompiledCollective, segment: SpanningWatch) -> None:
+    def learn(self, instance: Instance, program: CompiledCollective, segment: SpanningWatch, is_brought: bool) -> None:
         """Take note of an instance that the general executor has completed; of its kind it may have been the last."""
-        self._is_resting = False
+        self._rests = max(0, self._rests - 1)
         contract, topology = instance.contract, self.context.topology
         count = self._seen.get(contract, 0) + 1
-        if count > _REPEATS or len(self._routes) >= core.MOST_ROUTES or not segment.carries(instance.reference):
+        if count > _REPEATS or len(self._routes) >= core.MOST_ROUTES or not is_brought:
             return
         if len(self._seen) >= _MOST_CONTRACTS:
             self._seen.clear()
@@ -92,27 +96,37 @@ class Crossings:
         self, instance: Instance, reference: PreparedCollective, program: CompiledCollective, segment: SpanningWatch
     ) -> None:
         template = make_template(self.context.topology.group.key, self.context.generation, program)
-        seat, task, arithmetic = segment.seat, program.tasks[0], program.arithmetic[0]
-        assert arithmetic is not None
+        seat = segment.seat
         if self._core is None:
             self._core = core.crossings(seat.engine, segment.knocker, _PATIENCE_NS, template.header(0, 0, 0))
-        terms = int(task.pack.dtype), arithmetic.number, arithmetic.contributions, task.pack.count
         plans = seat.get_plans(instance, program)
-        moves, peers = compile_moves(program, template), self.context.topology.peers
-        self._core.add(*plans, instance.contract, terms, moves)
+        blob = seat.encode_blob(instance)
+        if len(blob) > core.MAX_BLOB:
+            blob = b""
+        route = compile_route(program, template, self._make_prelude(instance, template))
+        self._core.add(*plans, instance.contract, route.terms, route.moves, route.constants, blob)
+        peers, before = self.context.topology.peers, route.first_round
         transfers = tuple(
-            (SEND if kind == core.MOVE_SEND else RECEIVE, number, peers[place].task)
-            for kind, number, place, *_ in moves
-            if kind in _TRANSFERS
+            (SEND if kind == core.MOVE_SEND else RECEIVE, number - before, peers[place].task)
+            for kind, number, place, *_ in route.moves
+            if kind in _TRANSFERS and number >= before
         )
         self._routes.append(_Route(program, reference, instance.contract, instance.collective, transfers))
+
+    def _make_prelude(self, instance: Instance, template: FrameTemplate) -> Prelude:
+        """What workers tell each other before the values, of an instance as this one."""
+        operation, topology = instance.collective.operation, self.context.topology
+        if not isinstance(operation, Broadcast):
+            return Prelude()
+        task = negotiation.compile_announcement(topology, operation.root)
+        return announce(template, task, negotiation.encode_announcement(instance.collective))
 
     def are_ready(self, segment: SpanningWatch) -> bool:
         """Whether the group loop may wait within the core: nothing is open, decided or announced."""
         tracker, context = self.context.tracker, self.context
         return (
             self._core is not None
-            and not self._is_resting
+            and not self._rests
             and not (tracker.instances or tracker.verdicts or tracker.is_aborted)
             and tracker.promised_from == math.inf
             and not any(standing.has_departed for standing in tracker.progress.values())
@@ -138,7 +152,10 @@ class Crossings:
         events, following, chain, is_odd, is_open, states, totals, recent = self._core.run(
             tracker.next_number, context.phases.chain, wires, polls, timeout
         )
-        self._is_resting = is_odd
+        self._next_rests = 1 if totals else self._next_rests
+        if is_odd:
+            self._rests = self._next_rests
+            self._next_rests = min(2 * self._next_rests, _MOST_RESTS)
         for place, state in enumerate(states):
             if place in lent:
                 _give_back(lent[place], state)
@@ -161,7 +178,10 @@ class Crossings:
             records.record_crossings(
                 calls, route.collective.operation, program.summary, program.load, nanoseconds / NS, uneven / NS, now
             )
-            records.counters.folded_bytes += calls * len(ranks) * sum(leaf.nbytes for leaf in route.collective.leaves)
+            if program.arithmetic[0] is not None:
+                records.counters.folded_bytes += (
+                    calls * len(ranks) * sum(leaf.nbytes for leaf in route.collective.leaves)
+                )
             seconds = {rank: each / NS for rank, each in zip(ranks, waited, strict=True)}
             tracker.add_waits(route.collective.operation, calls, seconds)
         done = [self._recall(one, ranks) for one in recent]

@@ -339,12 +339,17 @@ class Generation:
         program = self._programs.get(instance)
         yield from self._phases.agree_on_launch(instance, program)
         self.waiting_joiners.send_due(instance.number, self.segment)
-        if isinstance(self.segment, SpanningWatch) and self.segment.carries(instance.reference):
-            yield from self._phases.carry_across(instance, program, self.segment.seat)
+        segment = self.segment if isinstance(self.segment, SpanningWatch) else None
+        if segment is not None and segment.brings(instance):
+            yield from self._phases.carry_across(instance, program, segment.seat)
             if instance.is_barred:
-                self.segment.on_stopped()
+                segment.on_stopped()
             else:
-                self._finish_instance(instance, program, Delivery())
+                self._finish_instance(instance, program, Delivery(is_shared=True))
+            return
+        if segment is not None and not segment.seat.take_values(instance):
+            instance.bar()
+            segment.on_stopped()
             return
         try:
             delivery = self._ranks.prepare_delivery(instance, program)
@@ -375,8 +380,8 @@ class Generation:
         self._ranks.release_unheard(delivery, is_told=True)
         self.tracker.finish(instance, now)
         if isinstance(self.segment, SpanningWatch):
-            self.segment.finish(instance)
-            self._crossings.learn(instance, program, self.segment)
+            self.segment.finish(instance, delivery.is_shared)
+            self._crossings.learn(instance, program, self.segment, delivery.is_shared)
         arrived = {rank: arrival.arrived_at for rank, arrival in instance.arrivals.items()}
         self.tracker.count_waits(instance.collective.operation, arrived, now)
         self._records.record_completed(self.number, instance, program.summary, program.load, now)

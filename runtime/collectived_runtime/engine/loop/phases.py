@@ -91,7 +91,9 @@ class Phases:
             told, contract = negotiation.decode_announcement(word)
             model = instance.reference
             agrees = model is None or negotiation.matches_announcement(model, told, contract)
-            instance.describe(told, contract)
+            if model is None or model.collective.open:
+                site = instance.collective.site
+                instance.describe(replace(told, site=site), contract)
             if not agrees or chain != self._next_chain(instance):  # or we have agreed on other things before
                 self._on_dispute(instance)
 
@@ -140,7 +142,7 @@ class Phases:
         yield Execution(instance, negotiation.single_task_program(task), start, is_prelude=True)
 
     def carry_across(self, instance: Instance, program: CompiledCollective, seat: WorkerSeat) -> Iterator[Execution]:
-        """What the local ranks fold in their segment, from there to the other workers and back.
+        """What the local ranks bring to their segment, from there to the other workers and back.
 
         Where the segment says that the generation is over, the instance is barred.
         """
@@ -150,9 +152,10 @@ class Phases:
                 instance.bar()
                 return
             value_bytes = sum(leaf.nbytes for leaf in instance.collective.leaves)
-            self._tools.counters.folded_bytes += len(instance.arrivals) * value_bytes
+            if crossing.partials:
+                self._tools.counters.folded_bytes += len(instance.arrivals) * value_bytes
             delivery = Delivery(memory=crossing.result, is_shared=True)
-            yield self.execute(instance, program, (), delivery, crossing.partials)
+            yield self.execute(instance, program, crossing.sources, delivery, crossing.partials)
             if not crossing.bring():
                 instance.bar()
         finally:

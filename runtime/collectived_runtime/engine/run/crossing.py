@@ -1,4 +1,4 @@
-"""What a worker does for ranks that fold in their segment: takes partial sums out of it, and brings results."""
+"""What a worker does for ranks that meet in their segment: takes values or partial sums from it, and brings results."""
 
 from __future__ import annotations
 
@@ -9,58 +9,125 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectived_native import core
-from collectived_proto.types import ReduceOp
+from collectived_proto.across import LocalSeats, Share, list_counts, make_shares, moves_across
+from collectived_proto.root_value import encode_root_value
+from collectived_proto.types import Broadcast, Layout, ReduceOp
 from collectived_runtime.engine.base.arenas import Workspace
+from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.compile.program import CompiledCollective
 from collectived_runtime.engine.submit.tracker import Instance
-from collectived_runtime.plan.packing import get_reduce_op
+from collectived_runtime.plan.packing import get_reduce_op, layout
 
 _REDUCE_OPS = {op: number for number, op in enumerate(ReduceOp, 1)}  # as on the wire
 _DIGEST_BYTES = 16
 _MAX_PLANS = 1024
 
+Bytes = NDArray[np.uint8]
 Plans = tuple["core.Plan", "core.Plan"]
 Leaves = Sequence[tuple[int, ...]]
 
 
-class WorkerSeat:
-    """The seat of this worker, the last one."""
+class SegmentInputs:
+    """A rank's value, as it was taken out of the segment; a task reads it like `InputBuffers`."""
 
-    def __init__(self, engine: core.Engine, seat: int) -> None:
+    is_on_device = is_stream_ordered = keeps_own = takes_parts = False
+    output = None
+
+    def __init__(self, packs: Sequence[Bytes]) -> None:
+        self._packs = packs
+
+    def contiguous_pack(self, pack_number: int) -> Bytes:
+        return self._packs[pack_number]
+
+
+class WorkerSeat:
+    """The seat of this worker, the last one, behind those of its ranks."""
+
+    def __init__(self, engine: core.Engine, topology: GroupTopology) -> None:
         self.engine = engine
-        self._seat = seat
+        self.local = LocalSeats(topology.own_ranks, topology.group.size)
+        self._automatic_pack_bytes = topology.automatic_pack_bytes
         self._plans: dict[bytes, Plans] = {}  # by contract
 
     def get_plans(self, instance: Instance, program: CompiledCollective) -> Plans:
-        """What takes partial sums out of the segment, and what brings results into it."""
+        """What takes partial sums or values out of the segment, and what brings results into it."""
         plans = self._plans.get(instance.contract)
         if plans is None:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
-            counts = [(pack.count,) for pack in program.layout.packs]
-            nothing: Leaves = [()] * len(counts)
-            gathers = self._make_plan(instance, program, nothing, counts)
-            plans = gathers, self._make_plan(instance, program, counts if program.receivers else nothing, nothing)
-            self._plans[instance.contract] = plans
+            plans = self._plans[instance.contract] = self._make_plans(instance, program)
         return plans
 
+    def find_layout(self, instance: Instance) -> Layout:
+        """As ranks know it that know what comes."""
+        known = instance.reference
+        if known is not None and not known.collective.open:
+            return known.layout
+        return layout(instance.collective, self.local.ranks[0], self._automatic_pack_bytes)
+
+    def list_shares(self, instance: Instance) -> list[Share]:
+        """By pack, what goes into and out of the segment of a collective that is moved as it is."""
+        return make_shares(instance.collective, self.find_layout(instance), self.local)
+
+    def encode_blob(self, instance: Instance) -> bytes:
+        """What ranks are told that take what comes; nothing where none can."""
+        if not isinstance(instance.collective.operation, Broadcast):
+            return b""
+        return encode_root_value(instance.collective, self.find_layout(instance))
+
+    def _make_plans(self, instance: Instance, program: CompiledCollective) -> Plans:
+        if moves_across(instance.collective):
+            shares = self.list_shares(instance)
+            counts = [list_counts(share, -1, self.local) for share in shares]
+            taken = [sum(share.given) for share in shares]
+            brought = [share.brought for share in shares]
+        else:
+            taken = brought = [pack.count for pack in program.layout.packs]
+            counts = [(count,) for count in taken]
+        nothing: Leaves = [()] * len(counts)
+        gathers = self._make_plan(instance, self.find_layout(instance), counts, nothing, [(count,) for count in taken])
+        results = [(count,) for count in brought] if program.receivers else nothing
+        return gathers, self._make_plan(instance, self.find_layout(instance), counts, results, nothing)
+
     def _make_plan(
-        self, instance: Instance, program: CompiledCollective, leaves_in: Leaves, leaves_out: Leaves
+        self, instance: Instance, packs: Layout, counts: Leaves, leaves_in: Leaves, leaves_out: Leaves
     ) -> core.Plan:
-        reduce_op = get_reduce_op(program.collective)
         assert instance.reference is not None
-        packs = zip(program.layout.packs, leaves_in, leaves_out, strict=True)
+        reduce_op = get_reduce_op(instance.collective)
+        dtypes = [int(pack.dtype) for pack in packs.packs]
         return self.engine.plan(
             core.ACROSS,
             _REDUCE_OPS[reduce_op] if reduce_op else 0,
-            self._seat,
-            tuple((int(pack.dtype), (pack.count,), given, got) for pack, given, got in packs),
+            len(self.local.ranks),
+            tuple(zip(dtypes, counts, leaves_in, leaves_out, strict=True)),
             instance.contract.ljust(_DIGEST_BYTES, b"\0"),
             int.from_bytes(instance.reference.terms, "little"),
             False,
             core.MEETS_NOT,
             0,
         )
+
+    def take_values(self, instance: Instance) -> bool:
+        """Take what ranks have brought to an instance that is not carried out by the segment after all.
+
+        Returns:
+            False where the segment's word says that the generation is over.
+        """
+        for rank, arrival in instance.arrivals.items():
+            if arrival.inputs is not None:
+                continue
+            values: list[Bytes] = []
+            known = arrival.prepared
+            if known.collective.contributes(rank):
+                packs, seats = known.layout.packs, self.local.ranks
+                wanted = [(pack.count,) for pack in packs]
+                counts = [(*(count * (one == rank) for one in seats), 0, 0) for (count,) in wanted]
+                values = [np.empty(pack.count * pack.dtype.itemsize, np.uint8) for pack in packs]
+                plan = self._make_plan(instance, known.layout, counts, [()] * len(counts), wanted)
+                if self.engine.gather(plan, instance.number, tuple(values)) != core.COMPLETE:
+                    return False
+            arrival.inputs = SegmentInputs(values)
+        return True
 
     def close(self) -> None:
         self._plans.clear()
@@ -73,18 +140,24 @@ class Crossing:
     Attributes:
         result: memory for the results of all packs, as in a result slot; None where no local rank receives one.
         partials: the bytes of each pack's partial sums; where they may, they lie in `result`.
+        sources: what the contributing ranks have, where it is moved as it is.
     """
 
     def __init__(self, seat: WorkerSeat, instance: Instance, program: CompiledCollective, workspace: Workspace) -> None:
         self._engine = seat.engine
         self._number = instance.number
         self._gathers, self._brings = seat.get_plans(instance, program)
+        self._blob = seat.encode_blob(instance) if instance.open_ranks else b""
         self._workspace = workspace
         self._names: list[Any] = []
         self._packs = program.layout.packs
         has_result = program.receivers and self._packs
         self.result = self._get_buffer(-1, program.layout.result_bytes) if has_result else None
-        self.partials: list[NDArray[np.uint8]] = []
+        self.partials: list[Bytes] = []
+        self.sources: list[SegmentInputs] = []
+        if moves_across(instance.collective):
+            self._gathered = self._open_values(seat.list_shares(instance))
+            return
         for number, pack in enumerate(self._packs):
             arithmetic = program.arithmetic[number]
             assert arithmetic is not None
@@ -93,25 +166,44 @@ class Crossing:
                 self.partials.append(self.result[pack.result_offset : pack.result_offset + nbytes])
             else:
                 self.partials.append(self._get_buffer(number, nbytes))
+        self._gathered = self.partials
 
-    def _get_buffer(self, pack: int, nbytes: int) -> NDArray[np.uint8]:
+    def _open_values(self, shares: Sequence[Share]) -> list[Bytes]:
+        """Room for the values of the ranks that contribute, one behind the other, by pack."""
+        itemsizes = [pack.dtype.itemsize for pack in self._packs]
+        gathered = [
+            self._get_buffer(number, sum(share.given) * itemsize)
+            for number, (share, itemsize) in enumerate(zip(shares, itemsizes, strict=True))
+        ]
+        ends = [0] * len(shares)
+        for counts in zip(*(share.given for share in shares), strict=True):
+            if any(counts):
+                begins, ends = (
+                    ends,
+                    [end + count * itemsize for end, count, itemsize in zip(ends, counts, itemsizes, strict=True)],
+                )
+                parts = zip(gathered, begins, ends, strict=True)
+                self.sources.append(SegmentInputs([whole[begin:end] for whole, begin, end in parts]))
+        return gathered
+
+    def _get_buffer(self, pack: int, nbytes: int) -> Bytes:
         name = ("crossing", pack)
         self._workspace.acquire(name)
         self._names.append(name)
         return self._workspace.get_buffer(name, nbytes)
 
     def gather(self) -> bool:
-        """Take the partial sums; False where the segment's word says that the generation is over."""
-        return self._engine.gather(self._gathers, self._number, tuple(self.partials)) == core.COMPLETE
+        """Take partial sums or values; False where the segment's word says that the generation is over."""
+        return self._engine.gather(self._gathers, self._number, tuple(self._gathered)) == core.COMPLETE
 
     def bring(self) -> bool:
         """Let the ranks have the results, which completes the instance; False where the generation is over."""
-        results: list[NDArray[np.uint8]] = []
+        results: list[Bytes] = []
         if self.result is not None:
             for pack in self._packs:
                 end = pack.result_offset + pack.count * pack.result_dtype.itemsize
                 results.append(self.result[pack.result_offset : end])
-        return self._engine.bring(self._brings, self._number, tuple(results)) == core.COMPLETE
+        return self._engine.bring(self._brings, self._number, tuple(results), self._blob) == core.COMPLETE
 
     def close(self) -> None:
         """Give the memory back."""

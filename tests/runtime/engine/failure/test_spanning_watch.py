@@ -16,12 +16,14 @@ from tests.runtime.engine.failure.segment_host import COUNT, SUMS, Host
 from collectived_native import core
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
-from collectived_proto.types import AllGather, DType, Leaf, ReportKind, Verdict
+from collectived_proto.types import AllGather, Broadcast, Collective, DType, Leaf, ReportKind, Verdict
 from collectived_runtime.engine.clients.local_rank import LocalRank
+from collectived_runtime.engine.compile.negotiation import prepare
 from collectived_runtime.engine.failure.spanning_watch import SpanningWatch
 from collectived_runtime.engine.submit.tracker import Arrival
 
 GATHERS = 7  # number of a description that is not carried out in the segment
+SMALL, LARGE, COMES = 20, 21, 22  # broadcasts; the last takes what comes
 WORKER_SEAT = 2
 VERDICT = Verdict("world", 7, 100, Code.UNAVAILABLE, "rank 2 is gone", 0)
 
@@ -35,6 +37,10 @@ class SpanningHost(Host):
         self.spanning = self.watch
         for rank in range(2):
             self.describe(self.ranks[rank], GATHERS, AllGather(), (Leaf("", DType.FLOAT32, (COUNT,)),))
+            for number, count in (SMALL, COUNT), (LARGE, 1 << 20):
+                self.describe(self.ranks[rank], number, Broadcast(0), (Leaf("", DType.FLOAT32, (count,)),))
+        described = Collective(Broadcast(0), "", (), site="train.py:3", open=True)
+        self.ranks[1].prepared[COMES + 10] = prepare(described, 1, self.topology)
         self.engines = [self.attach(rank) for rank in range(2)]
         self.failed: list[tuple[int, int]] = []  # rank and instance
 
@@ -50,6 +56,20 @@ class SpanningHost(Host):
         job = engine.enqueue(plan, (np.full(COUNT, value, np.float32),), (out,), 0, None)
         engine.advance(1 << 20)
         return job, out
+
+    def come(self, rank: int, number: int, value: float | None = None) -> core.Job:
+        """Have a rank begin a broadcast, with a value if it is the root."""
+        engine, known = self.engines[rank], self.ranks[rank].prepared[number + 10 * rank]
+        counts = (COUNT * (value is not None), 0, COUNT, 0)
+        phase = (int(DType.FLOAT32), counts, (COUNT,) if value is not None else (), ())
+        phases = () if known.collective.open else (phase,)
+        terms, digest = int.from_bytes(known.terms, "little"), known.contract.ljust(16, b"\0")
+        is_open, description = known.collective.open, number + 10 * rank
+        plan = engine.plan(core.ACROSS, 0, WORKER_SEAT, phases, digest, terms, is_open, core.MEETS_NOT, description)
+        values = () if value is None else (np.full(COUNT, value, np.float32),)
+        job = engine.enqueue(plan, values, (), 0, None)
+        engine.advance(1 << 20)
+        return job
 
     def submit_gather(self, rank: int, instance: int, remaining: float = 0.0) -> bool:
         """Have a rank submit over the doorbell; whether that was taken in."""
@@ -74,7 +94,7 @@ class SpanningHost(Host):
         """Have what both ranks have submitted over the doorbell come to its end."""
         known = self.tracker.instances[instance]
         self.tracker.finish(known, time.monotonic())
-        self.spanning.finish(known)
+        self.spanning.finish(known, is_brought=False)
 
     def map_words(self) -> tuple[mmap.mmap, np.ndarray[Any, np.dtype[np.uint64]]]:
         """The first page of the segment, as a hostile rank may write it."""
@@ -101,7 +121,7 @@ class SpanningHost(Host):
         phase = (int(DType.FLOAT32), (COUNT,), (COUNT,), ())
         engine = self.spanning.seat.engine
         plan = engine.plan(core.ACROSS, 1, WORKER_SEAT, (phase,), bytes(16), 0, False, core.MEETS_NOT, 0)
-        return engine.bring(plan, instance, (np.full(COUNT, value, np.float32),))
+        return engine.bring(plan, instance, (np.full(COUNT, value, np.float32),), b"")
 
     def settle(self, fact: Callable[[], bool]) -> None:
         """Let the worker's loop turn until a fact has come about."""
@@ -196,6 +216,55 @@ def test_an_instance_that_was_carried_out_elsewhere_makes_way_for_the_next_in_th
     host.settle(lambda: host.arrived(1) == {0, 1})
     sums = host.take_sums(1)
     assert sums is not None and np.all(sums == 2.0)
+
+
+def test_what_comes_by_the_segment_alone_is_brought_there_if_it_is_small(host: SpanningHost) -> None:
+    job = host.come(0, SMALL, 3.0)
+    assert host.come(1, COMES).state() == core.PENDING
+    host.settle(lambda: host.arrived(0) == {0, 1})
+    instance = host.tracker.instances[0]
+    assert instance.open_ranks == (1,) and host.spanning.brings(instance)
+    assert job.state() == core.PENDING
+    large = host.ranks[0].prepared[LARGE]
+    instance.describe(large.collective, large.contract)
+    instance.reference = host.ranks[1].prepared[COMES + 10]
+    assert not host.spanning.brings(instance), "nobody here knows, and it is large"
+
+
+def test_values_of_ranks_that_have_come_are_taken_where_others_submit_over_the_doorbell(host: SpanningHost) -> None:
+    job = host.come(0, SMALL, 3.0)
+    other = host.come(1, COMES)
+    host.settle(lambda: host.arrived(0) == {0, 1})
+    instance = host.tracker.instances[0]
+    assert host.spanning.seat.take_values(instance)
+    taken = instance.arrivals[0].inputs.contiguous_pack(0)
+    assert taken.tobytes() == np.full(COUNT, 3.0, np.float32).tobytes()
+    assert instance.arrivals[1].inputs is not None
+    host.tracker.finish(instance, time.monotonic())
+    host.spanning.finish(instance, is_brought=False)
+    for engine in host.engines:
+        engine.advance(1 << 20)
+    assert job.state() == other.state() == core.BY_DOORBELL, "they hear from their worker what has come"
+
+
+def test_nothing_is_taken_when_the_generation_is_over(host: SpanningHost) -> None:
+    host.come(0, SMALL, 3.0)
+    host.come(1, SMALL)
+    host.settle(lambda: host.arrived(0) == {0, 1})
+    host.engines[1].abort(core.ABORTED, 1)
+    assert not host.spanning.seat.take_values(host.tracker.instances[0])
+
+
+def test_who_has_missed_what_the_worker_told_hears_it_again(host: SpanningHost) -> None:
+    host.come(0, SMALL, 3.0)
+    host.come(1, SMALL)
+    host.settle(lambda: host.arrived(0) == {0, 1})
+    instance = host.tracker.instances[0]
+    host.tracker.finish(instance, time.monotonic())
+    submission = messages.Submit(100, SMALL, 0, 0.0, False, ())
+    host.ranks[0].record_outcome(0, b"told")
+    prepared = host.ranks[0].prepared[SMALL]
+    assert not host.spanning.answer(host.ranks[0], prepared, submission, host.fail), "the group loop sends it once more"
 
 
 def test_a_verdict_ends_what_waits_in_the_segment_and_what_waits_for_its_turn(host: SpanningHost) -> None:

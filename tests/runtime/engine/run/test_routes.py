@@ -18,9 +18,22 @@ from tests.runtime.engine.compile.test_program import topology
 from tests.runtime.engine.run.test_schedule import Array, never, run_all
 
 from collectived_native import core, segment
-from collectived_proto.types import AllReduce, Collective, Compression, DType, Leaf, Operation, Reduce, ReduceOp, Tier
+from collectived_proto.across import LocalSeats, list_counts, make_shares, moves_across
+from collectived_proto.types import (
+    AllReduce,
+    Broadcast,
+    Collective,
+    Compression,
+    DType,
+    Leaf,
+    Operation,
+    Reduce,
+    ReduceOp,
+    Tier,
+)
+from collectived_runtime.engine.compile.negotiation import compile_announcement
 from collectived_runtime.engine.compile.program import CompiledCollective, compile_program
-from collectived_runtime.engine.run.routes import compile_moves, has_route, make_template
+from collectived_runtime.engine.run.routes import Prelude, announce, compile_route, has_route, make_template
 from collectived_runtime.engine.run.schedule import Buffers, PlanTransport, execute
 from collectived_runtime.transport.frame import next_chain
 
@@ -74,18 +87,23 @@ class Place:
         self.threads = [threading.Thread(target=one) for one in (self.sum, self.carry)]
 
     def make(self, engine: core.Engine, leaves_in: tuple[int, ...], leaves_out: tuple[int, ...]) -> core.Plan:
-        pack = self.program.layout.packs[0]
-        phase, [arithmetic] = (int(pack.dtype), (COUNT,), leaves_in, leaves_out), self.program.arithmetic
-        assert arithmetic is not None
-        return make_plan(engine, core.ACROSS, (phase,), reduce_op=arithmetic.number, root=1)
+        pack, [arithmetic] = self.program.layout.packs[0], self.program.arithmetic
+        collective, local = self.program.collective, LocalSeats((self.me,), len(self.links) + 1)
+        counts: tuple[int, ...] = (COUNT,)
+        if moves_across(collective):
+            [share] = make_shares(collective, self.program.layout, local)
+            counts = list_counts(share, self.me, local)
+        phase = int(pack.dtype), counts, leaves_in, leaves_out
+        return make_plan(engine, core.ACROSS, (phase,), reduce_op=arithmetic.number if arithmetic else 0, root=1)
 
     def sum(self) -> None:
         engine = segment.attach(self.descriptor, self.geometry, 0, knock=self.knock)
-        receives = bool(self.program.receivers)
-        plan = self.make(engine, (COUNT,), (COUNT,) if receives else ())
+        gives, receives = bool(self.program.contributors), bool(self.program.receivers)
+        plan = self.make(engine, (COUNT,) if gives else (), (COUNT,) if receives else ())
         for _ in range(TIMES):
             out = np.zeros(COUNT, self.program.tasks[0].result_dtype)
-            job = engine.run(plan, (self.value.view(np.uint8),), (out.view(np.uint8),) if receives else (), 0, None)
+            values = (self.value.view(np.uint8),) if gives else ()
+            job = engine.run(plan, values, (out.view(np.uint8),) if receives else (), 0, None)
             while job is not None and job.wait(-1) == core.KNOCK:
                 continue
             self.results.append(out.tobytes() if receives else b"")
@@ -94,14 +112,16 @@ class Place:
 
     def carry(self) -> None:
         worker = segment.attach(self.descriptor, self.geometry, 1, knock=self.knock, waiting=segment.OPERATED)
-        gathers = self.make(worker, (), (COUNT,))
+        gathers = self.make(worker, (), (COUNT,) if self.program.contributors else ())
         brings = self.make(worker, (COUNT,) if self.program.receivers else (), ())
         template = make_template(1, GENERATION, self.program)
         crossings = core.crossings(worker, self.knock, int(LIMIT_SECONDS * 1e9), template.header(0, 0, 0))
-        [arithmetic], task = self.program.arithmetic, self.program.tasks[0]
-        assert arithmetic is not None
-        terms = int(task.pack.dtype), arithmetic.number, arithmetic.contributions, COUNT
-        crossings.add(gathers, brings, CONTRACT, terms, compile_moves(self.program, template))
+        prelude, operation = Prelude(), self.program.collective.operation
+        if isinstance(operation, Broadcast):
+            here = topology(*[1] * (len(self.links) + 1), me=self.me)
+            prelude = announce(template, compile_announcement(here, operation.root), b"what comes")
+        route = compile_route(self.program, template, prelude)
+        crossings.add(gathers, brings, CONTRACT, route.terms, route.moves, route.constants, b"")
         watched = [self.knock, self.stop, *(link.fileno() for link in self.links.values())]
         polls = bytearray(b"".join(POLLED.pack(one, select.POLLIN, 0) for one in watched))
         wires = tuple((link.fileno(), b"") for _, link in sorted(self.links.items()))
@@ -157,6 +177,18 @@ def test_a_route_gives_the_bits_of_the_general_executor(
     for place, result in zip(carry_natively(programs, values), wanted, strict=True):
         assert place.results == [result] * TIMES
         assert place.told[1:5] == (TIMES, chain, False, False)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.COMPLEX128, DType.BOOL])
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_a_route_of_a_broadcast_brings_the_value_of_its_root(workers: int, dtype: DType) -> None:
+    root = workers - 2
+    programs = compile_for(workers, "tree", Broadcast(root), dtype)
+    assert all(has_route(program, workers) for program in programs)
+    values = [make_value(dtype, COUNT, rank) for rank in range(workers)]
+    for place in carry_natively(programs, values):
+        assert place.results == [values[root].tobytes()] * TIMES
+        assert place.told[1] == TIMES and place.told[3:5] == (False, False)
 
 
 def test_what_is_large_or_compressed_has_no_route() -> None:

@@ -1,0 +1,124 @@
+"""Small values that are only moved between workers go by the segment, too, and soon without Python: the same results.
+
+Larger ones, and those of which not every rank knows how large they are, end as they always did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import collectived as cd
+
+TIMES = 6  # the third time, and from then on, the native core has a part in it
+SMALL, LARGE = 100, 400_000  # elements: in one tick of a segment, and not
+DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16, np.int8, np.complex128, np.bool_]
+
+
+@pytest.fixture(params=[(2, 2), (2, 4), (3, 5)], ids=["2 alone", "2 workers, 4 ranks", "3 workers, 5 ranks"])
+def run(request: pytest.FixtureRequest) -> Callable[[Callable[[cd.Group], Any]], list[Any]]:
+    workers, size = request.param
+    cluster = request.getfixturevalue({2: "two_workers", 3: "three_workers"}[workers])
+    return lambda body: cluster.run(size, body)
+
+
+def make(dtype: Any, count: int, seed: int) -> Any:
+    return (np.random.default_rng(seed).integers(0, 100, count)).astype(dtype)
+
+
+def expect(found: Any, wanted: Any) -> None:
+    assert (found.dtype, found.shape, found.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
+
+
+def spell(value: Any) -> Any:
+    """A nest that can be compared."""
+    if isinstance(value, dict):
+        return {key: spell(value[key]) for key in sorted(value)}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(spell, value))
+    return None if value is None else (np.asarray(value).dtype, np.asarray(value).tolist())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda one: np.dtype(one).name)
+@pytest.mark.parametrize("count", [0, 1, SMALL, LARGE])
+def test_broadcast_brings_the_value_of_its_root(run: Any, dtype: Any, count: int) -> None:
+    def body(group: cd.Group) -> None:
+        for step in range(TIMES):
+            for root in (0, group.size - 1):
+                wanted = make(dtype, count, 10 * step + root)
+                mine = wanted if group.rank == root else np.zeros_like(wanted)
+                expect(group.broadcast(mine, root=root), wanted)
+                into = np.zeros_like(wanted)
+                assert group.broadcast(mine, root=root, out=into) is into
+                expect(into, wanted)
+                group.broadcast(mine, root=root, out=mine)
+                expect(mine, wanted)
+
+    run(body)
+
+
+@pytest.mark.parametrize("count", [0, 1, SMALL, LARGE])
+def test_ranks_that_take_what_comes_get_it_beside_others_that_know(run: Any, count: int) -> None:
+    """All but the root, or some of them, on any worker; the value's length changes under way."""
+
+    def body(group: cd.Group) -> None:
+        for step in range(2 * TIMES):
+            for who in ("all", "odd", "even"):
+                root = step % group.size
+                takes = {"all": True, "odd": group.rank % 2, "even": group.rank % 2 == 0}[who]
+                wanted = make(np.float32, count + (step == TIMES), step)
+                mine = wanted if group.rank == root else None if takes else np.zeros_like(wanted)
+                expect(group.broadcast(mine, root=root), wanted)
+                work = group.broadcast(mine, root=root, async_op=True)
+                assert group.all_reduce("sum", 1.0) == group.size
+                expect(work.result(), wanted)
+
+    run(body)
+
+
+def test_nests_scalars_and_values_without_arrays_are_broadcast(run: Any) -> None:
+    def body(group: cd.Group) -> None:
+        for step in range(TIMES):
+            nest = {"b": [np.arange(5) + step, step], "a": (np.float32(step), None), "c": []}
+            for value in (nest, step, {}, None, [], np.array(step), [np.zeros(0), np.zeros((3, 0), np.int8)]):
+                for template in (value, None):
+                    found = group.broadcast(value if group.rank == 1 else template, root=1)
+                    assert spell(found) == spell(value)
+
+    run(body)
+
+
+def test_many_in_flight_keep_their_order(run: Any) -> None:
+    def body(group: cd.Group) -> None:
+        works: list[tuple[Any, cd.Work[Any]]] = []
+        for step in range(60):
+            root = step % group.size
+            count = LARGE if step % 9 == 8 else SMALL
+            wanted = make(np.float64, count, step)
+            value = wanted if group.rank == root else None if step % 3 == 0 else np.zeros_like(wanted)
+            works.append((wanted, group.broadcast(value, root=root, async_op=True)))
+            if step % 4 == 0:
+                works.append((np.full(1, group.size * step), group.all_reduce("sum", np.full(1, step), async_op=True)))
+        for wanted, work in works:
+            expect(work.result(), wanted)
+
+    run(body)
+
+
+def test_results_come_pack_by_pack_and_leaf_by_leaf(run: Any) -> None:
+    def body(group: cd.Group) -> None:
+        value = [np.full(3, 1.0), np.full(2, 2, np.int8), np.full(1, 3.0)]
+        for mine in (value, value if group.rank == 0 else None):
+            for _ in range(TIMES):
+                found = dict(group.broadcast(mine, async_op=True).as_completed())
+                assert {path: leaf.tolist() for path, leaf in found.items()} == {
+                    (0,): [1.0] * 3,
+                    (1,): [2] * 2,
+                    (2,): [3.0],
+                }
+
+    run(body)
