@@ -7,11 +7,11 @@ from pathlib import Path
 
 from tests.fuzz.contract import draw_examples, list_methods, messages
 from tests.fuzz.siege import GoodJob
-from tests.fuzz.valid_messages import Guests, MemoryWatch
+from tests.fuzz.valid_messages import Guests, MemoryWatch, is_open_ended
 
 import collectived as cd
 import collectived_proto.v1
-from collectived_proto.v1 import coordinator_pb2, worker_pb2
+from collectived_proto.v1 import common_pb2, coordinator_pb2, worker_pb2
 
 COUNT = 120
 PAUSE = 0.01  # seconds between two sums of the good job
@@ -45,6 +45,18 @@ def test_a_message_may_have_very_many_entries_of_different_numbers() -> None:
     drawn = draw_examples(messages(worker_pb2.SubmitResult.DESCRIPTOR, {}, {}), 300, seed=5)
     assert any(len(set(message.indices)) == 2000 for message in drawn)
     assert any(len(message.leaves) == 2000 for message in drawn)
+
+
+def test_a_submission_that_may_wait_for_ever_is_told_apart() -> None:
+    collective = common_pb2.Collective(all_gather=common_pb2.AllGather(axis=1))
+    ahead = worker_pb2.SubmitRequest(header=worker_pb2.SubmitHeader(instance=2, collective=collective))
+    assert is_open_ended("Worker/Submit", ahead), "nobody submits what is numbered before it"
+    ahead.header.timeout_seconds = 1.0
+    assert not is_open_ended("Worker/Submit", ahead)
+    received = common_pb2.Collective(recv=common_pb2.RecvFrom())
+    assert is_open_ended("Worker/Submit", worker_pb2.SubmitRequest(header={"collective": received}))
+    assert not is_open_ended("Worker/Submit", worker_pb2.SubmitRequest(header={"collective": collective}))
+    assert not is_open_ended("Worker/Prepare", worker_pb2.PrepareRequest())
 
 
 def test_daemons_answer_extreme_values_and_the_good_job_goes_on() -> None:
