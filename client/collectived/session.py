@@ -294,7 +294,9 @@ class Session:
     def close(self) -> None:
         """Leaves all groups in the order in which they were joined and ends the session; idempotent.
 
-        A thread that waits in this session gets `CancelledError` at once; other calls in flight are waited for.
+        A thread that waits in this session gets `CancelledError` at once; other calls in flight are waited for. A
+        handler of a signal should rather raise, such as `SystemExit`, so that a `with` block closes the session: where
+        it interrupts a few lines of this library that hold a lock, `close` would wait for that for ever.
         """
         if self._unusable_reason:
             return
