@@ -26,7 +26,7 @@ from tests.drills.processes import Answer, RankProcess
 from tests.drills.soak_steps import make_step
 
 WORKERS = 3
-ROUND_SECONDS = 90.0  # after which a round is given up: a hang
+GENERATION_SECONDS = 90.0  # from its joins on, after which it is given up, and its round: a hang
 CALM_TIMEOUT, STOP_TIMEOUT = 30.0, 2.0  # seconds of each call, and where a client is stopped
 MOST_RANKS, GENERATIONS, INSTANCES = 5, 4, 120  # of a group; in a round; of a generation, at most
 REMOTE = 0.2  # of the clients come over TCP
@@ -138,7 +138,7 @@ class Round:
         self._cluster = cluster
         self._random = random.Random(seed)
         self._result = result
-        self._limit = Limit(ROUND_SECONDS)
+        self._limit = Limit(GENERATION_SECONDS)
         self._cast: list[RankProcess] = []
         size = self._random.randrange(2, MOST_RANKS + 1)
         workers = self._random.sample(range(WORKERS), self._random.randrange(1, WORKERS + 1))
@@ -151,11 +151,12 @@ class Round:
         for number in range(self._random.randrange(1, GENERATIONS + 1)):
             if number and time.monotonic() > until:
                 break
+            self._limit = Limit(GENERATION_SECONDS)
             self._join()
             self.fault = self._random.choice(list(EXPECTED))
             self._result.faults[self.fault] += 1
             self._play_generation(f"{self.seed}/{number}")
-        self.fault = "the end"
+        self.fault, self._limit = "the end", Limit(GENERATION_SECONDS)
         for process in dict.fromkeys(self._cast):
             if process.alive and not process.spoilt:
                 process.ask("close").get(self._limit)
