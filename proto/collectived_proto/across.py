@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-from collectived_proto.types import AllReduce, Barrier, Broadcast, Collective, GroupInfo, Layout, Reduce
+from collectived_proto.rows import lacks_axis, split_evenly
+from collectived_proto.types import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Collective,
+    Gather,
+    GroupInfo,
+    Layout,
+    Leaf,
+    Operation,
+    Reduce,
+    Scatter,
+)
 
+_MOVED = (Broadcast, AllGather, Gather, Scatter, AllToAll)
 _LINE = 64  # bytes to which the values of a pack are rounded up there
 
 
@@ -29,12 +48,14 @@ class Share:
 
     Attributes:
         given: by local rank, those of its value.
-        brought: those that the worker brings. starts: by local rank, where its own begin there.
+        brought: those that the worker brings: of these ranks one behind the other. Others get the same as the first.
+        starts: by local rank, where its own begin there.
     """
 
     given: tuple[int, ...]
     brought: int
     starts: tuple[int, ...]
+    ranks: tuple[int, ...]
 
 
 def meets_in_segment(collective: Collective, layout: Layout, most: int, local: LocalSeats) -> bool:
@@ -51,7 +72,11 @@ def meets_in_segment(collective: Collective, layout: Layout, most: int, local: L
         values = sum(_round_up(pack.count * pack.dtype.itemsize) for pack in layout.packs)
         results = sum(_round_up(pack.count * pack.result_dtype.itemsize) for pack in layout.packs)
         return max(values, results) <= most
-    if not isinstance(operation, Broadcast):
+    if (
+        not isinstance(operation, _MOVED)
+        or lacks_axis(collective)
+        or (isinstance(operation, AllToAll) and operation.sizes)
+    ):
         return False
     shares = [] if collective.open else make_shares(collective, layout, local)
     itemsizes = [pack.dtype.itemsize for pack in layout.packs]
@@ -63,14 +88,33 @@ def meets_in_segment(collective: Collective, layout: Layout, most: int, local: L
 
 
 def make_shares(collective: Collective, layout: Layout, local: LocalSeats) -> list[Share]:
-    """By pack, of a collective that folds nothing and is not open."""
+    """By pack, of a collective that folds nothing and is not open. Lengths that may differ are taken as equal."""
     operation = collective.operation
-    assert isinstance(operation, Broadcast)
-    nothing = (0,) * len(local.ranks)
-    return [
-        Share(tuple(pack.count * (rank == operation.root) for rank in local.ranks), pack.count, nothing)
-        for pack in layout.packs
-    ]
+    if isinstance(operation, Broadcast):
+        root, same = operation.root, (0,) * len(local.ranks)
+        counts = [pack.count for pack in layout.packs]
+        return [Share(tuple(n * (one == root) for one in local.ranks), n, same, local.ranks[:1]) for n in counts]
+    leaves = {place.pack: leaf for leaf, place in zip(collective.leaves, layout.places, strict=True)}
+    return [_cut(operation, leaves[pack], local) for pack in range(len(layout.packs))]
+
+
+def _cut(operation: Operation, leaf: Leaf, local: LocalSeats) -> Share:
+    """Of a leaf that is cut or joined, and so has a pack of its own."""
+    ranks, length, width = local.ranks, leaf.shape[0], math.prod(leaf.shape[1:])
+    given = (length * width,) * len(ranks)
+    pieces: Sequence[int] = (length * local.size,) * local.size
+    getting = ranks[:1]
+    match operation:
+        case Gather(root):
+            getting = tuple(rank for rank in ranks if rank == root)
+        case Scatter(root, _, sizes):
+            given = tuple(length * width * (rank == root) for rank in ranks)
+            pieces, getting = sizes or split_evenly(length, local.size), ranks
+        case AllToAll():
+            pieces, getting = [local.size * piece for piece in split_evenly(length, local.size)], ranks
+    ends = list(accumulate((pieces[rank] * width for rank in getting), initial=0))
+    starts = tuple(ends[:-1]) if getting == ranks else (0,) * len(ranks)
+    return Share(given, ends[-1], starts, getting)
 
 
 def list_counts(share: Share, rank: int, local: LocalSeats) -> tuple[int, ...]:

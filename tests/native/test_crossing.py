@@ -71,11 +71,11 @@ class Host:
         phase = (int(DType.FLOAT32), (COUNT,), leaves_in, leaves_out)
         return make_plan(engine, core.ACROSS, (phase,), reduce_op=SUM, root=1)
 
-    def add(self, moves: tuple[core.RouteMove, ...]) -> None:
+    def add(self, moves: tuple[core.RouteMove, ...], said: bytes = b"") -> None:
         terms = int(DType.FLOAT32), SUM, 2, COUNT, COUNT, COUNT, 2
-        self.crossings.add(self.gathers, self.brings, CONTRACT, terms, moves, b"", b"")
+        self.crossings.add(self.gathers, self.brings, CONTRACT, terms, moves, b"", b"", said)
 
-    def sum(self, times: int, digest: bytes = DIGEST) -> None:
+    def sum(self, times: int, digest: bytes = DIGEST, said: bytes | None = None) -> None:
         """Have the rank sum so often."""
 
         def body() -> None:
@@ -84,7 +84,7 @@ class Host:
             plan = make_plan(engine, core.ACROSS, (phase,), reduce_op=SUM, root=1, digest=digest, description=7)
             out = np.zeros(COUNT, np.float32)
             for _ in range(times):
-                job = engine.run(plan, (MINE,), (out,), 0, None)
+                job = engine.run(plan, (MINE,), (out,), 0, said)
                 while job is not None and (state := job.wait(-1)) == core.KNOCK:
                     continue
                 if job is not None and state != core.COMPLETE:
@@ -295,7 +295,7 @@ def announced(word: bytes) -> tuple[core.RouteMove, ...]:
 @pytest.mark.parametrize("word", [b"this", b"that"])
 def test_what_is_told_before_the_values_has_to_be_as_before(host: Host, word: bytes) -> None:
     terms = int(DType.FLOAT32), SUM, 2, COUNT, COUNT, COUNT, 2
-    host.crossings.add(host.gathers, host.brings, CONTRACT, terms, announced(b"this"), b"this", b"")
+    host.crossings.add(host.gathers, host.brings, CONTRACT, terms, announced(b"this"), b"this", b"", b"")
     theirs = host.frame(START)
     chain, host.chain = host.chain, CHAIN
     told = host.run(announce(START, chain, word) + theirs, seconds=0.02)
@@ -340,7 +340,21 @@ def test_copies_that_do_not_fit_are_refused(host: Host, at: int, value: int) -> 
 )
 def test_terms_that_do_not_fit_are_refused(host: Host, terms: tuple[int, int, int, int, int, int, int]) -> None:
     with pytest.raises(ValueError, match="terms|arithmetic"):
-        host.crossings.add(host.gathers, host.brings, CONTRACT, terms, (), b"", b"")
+        host.crossings.add(host.gathers, host.brings, CONTRACT, terms, (), b"", b"", b"")
+
+
+@pytest.mark.parametrize("said", [None, b"16", b"17", b"160"])
+def test_what_ranks_say_of_their_values_has_to_be_as_before(host: Host, said: bytes | None) -> None:
+    host.add(make_route(), b"16")
+    host.sum(1, said=said)
+    theirs = host.frame(START)
+    host.chain = CHAIN
+    told = host.run(theirs, seconds=0.05)
+    for _ in range(1000):
+        if told[1] != START or told[3]:
+            break
+        told = host.run(theirs, seconds=0.05)
+    assert told[1] == START + (said == b"16") and bool(told[3]) == (said != b"16")
 
 
 def test_a_link_that_ends_is_told(host: Host) -> None:

@@ -269,7 +269,7 @@ def test_what_is_small_goes_across_hosts_by_the_worker(
 
     gathers, brings = make(worker, (), (count,)), make(worker, (count,), ())
     for number in (0, 2):
-        while not worker.attend(number):
+        while not worker.attend(number, False):
             assert poller.poll(30_000), "nobody rang"  # no other wait, no timer
             os.eventfd_read(knock)
         assert worker.gather(gathers, number, (partial,)) == core.COMPLETE

@@ -8,15 +8,21 @@ from collectived_proto.across import LocalSeats, Share, list_counts, make_shares
 from collectived_proto.types import (
     AllGather,
     AllReduce,
+    AllToAll,
     Barrier,
     Broadcast,
     Collective,
     DType,
+    Gather,
     Layout,
+    Leaf,
+    LeafPlacement,
     Operation,
     Pack,
     Reduce,
     ReduceOp,
+    ReduceScatter,
+    Scatter,
 )
 
 LOCAL = LocalSeats((1, 2), 5)
@@ -46,8 +52,37 @@ def test_a_result_may_be_wider_than_the_value() -> None:
 
 
 def test_some_operations_do() -> None:
-    assert meets(Barrier()) and meets(Reduce(ReduceOp.SUM, 0)) and meets(Broadcast(0))
-    assert not meets(AllGather())
+    assert meets(Barrier()) and meets(Reduce(ReduceOp.SUM, 0)) and meets(Broadcast(0)) and meets(AllGather())
+    assert not meets(ReduceScatter(ReduceOp.SUM)) and not meets(AllToAll(sizes=(1,) * 5))
+
+
+@pytest.mark.parametrize(
+    ("operation", "length", "wanted"),
+    [
+        (AllGather(), 3, Share((6, 6), 30, (0, 0), (1,))),
+        (Gather(2), 3, Share((6, 6), 30, (0, 0), (2,))),
+        (Gather(0), 3, Share((6, 6), 0, (0, 0), ())),
+        (Scatter(2), 7, Share((0, 14), 6, (0, 4), (1, 2))),
+        (Scatter(0, sizes=(1, 2, 3, 0, 1)), 7, Share((0, 0), 10, (0, 4), (1, 2))),
+        (AllToAll(), 7, Share((14, 14), 30, (0, 20), (1, 2))),
+    ],
+    ids=str,
+)
+def test_what_is_cut_or_joined_goes_by_rows(operation: Operation, length: int, wanted: Share) -> None:
+    """Of five ranks, of which the ranks 1 and 2 are here; rows of two elements."""
+    leaf, pack = Leaf("", DType.UINT8, (length, 2)), Pack(DType.UINT8, DType.UINT8, 2 * length, 0, 0)
+    layout = Layout((pack,), (LeafPlacement(0, 0),), 0, 0)
+    collective = Collective(operation, "*", (leaf,))
+    assert make_shares(collective, layout, LOCAL) == [wanted]
+    most = max(*wanted.given, wanted.brought)
+    rounded = -(-most // 64) * 64
+    assert meets_in_segment(collective, layout, rounded, LOCAL)
+    assert not meets_in_segment(collective, layout, rounded - 1, LOCAL)
+
+
+def test_what_has_no_axis_does_not() -> None:
+    layout = Layout((Pack(DType.UINT8, DType.UINT8, 1, 0, 0),), (LeafPlacement(0, 0),), 0, 0)
+    assert not meets_in_segment(Collective(AllGather(), "*", (Leaf("", DType.UINT8, ()),)), layout, 1024, LOCAL)
 
 
 @pytest.mark.parametrize(("count", "does"), [(0, True), (1024, True), (1025, False)])
@@ -64,5 +99,5 @@ def test_who_takes_what_comes_is_told_there() -> None:
 def test_of_a_broadcast_its_root_gives_and_all_get(root: int, given: tuple[int, ...]) -> None:
     layout = Layout((Pack(DType.UINT8, DType.UINT8, 7, 0, 0),), (), 0, 0)
     [share] = make_shares(Collective(Broadcast(root), "", ()), layout, LOCAL)
-    assert share == Share(given, 7, (0, 0))
+    assert share == Share(given, 7, (0, 0), (1,))
     assert list_counts(share, 2, LOCAL) == list_counts(share, -1, LOCAL) == (*given, 7, 0)

@@ -147,36 +147,3 @@ def _cut(
                 sum(table[rank]),
                 sum(row[rank] for row in table),
             )
-
-
-# What ranks tell each other
-
-
-def encode_rows(rows: Sequence[int]) -> bytes:
-    """Return numbers in as few bytes as each needs: seven bits a byte, the last byte of a number below 128."""
-    encoded = bytearray()
-    for number in rows:
-        while number >= 128:
-            encoded.append(number & 127 | 128)
-            number >>= 7
-        encoded.append(number)
-    return bytes(encoded)
-
-
-def decode_rows(encoded: bytes, count: int) -> tuple[int, ...]:
-    """
-    Raises:
-        ValueError: these are not so many numbers, or one is beyond 2**62.
-    """
-    rows, number, shift = [], 0, 0
-    for byte in encoded:
-        number |= (byte & 127) << shift
-        shift += 7
-        if shift > 70 or number >> 62:
-            raise ValueError("a number of rows beyond 2**62")
-        if byte < 128:
-            rows.append(number)
-            number = shift = 0
-    if shift or len(rows) != count:
-        raise ValueError(f"{len(rows)} numbers of rows where there are {count}")
-    return tuple(rows)

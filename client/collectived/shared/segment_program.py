@@ -12,7 +12,7 @@ from collectived.shared.segment_plan import NOTHING, Schedule
 from collectived_native import core
 from collectived_proto import root_value
 from collectived_proto.across import LocalSeats, list_counts, make_shares, moves_across
-from collectived_proto.rows import extract_rows
+from collectived_proto.rows import decode_rows, encode_rows, extract_rows
 from collectived_proto.types import (
     AllGather,
     AllReduce,
@@ -85,7 +85,7 @@ class SegmentProgram:
         self._local = local
         self._variants: dict[tuple[bytes, ...], Variant] = {}
         collective, layout = prepared.collective, prepared.layout
-        self.blob = self._make_blob() if local is None else None
+        self.blob = self._make_blob() if local is None or collective.lengths_differ else None
         rows: Sequence[Sequence[int]] = ()
         meets = core.MEETS_NOT
         if collective.lengths_differ:
@@ -122,7 +122,7 @@ class SegmentProgram:
                 raise ValueError(f"{collective.operation} where {operation} was expected")
         else:
             count = len(extract_rows(collective))
-            rows = [segment_plan.decode_rows(blob, count) for blob in blobs]
+            rows = [decode_rows(blob, count) for blob in blobs]
         if len(self._variants) >= _MAX_VARIANTS:
             self._variants.clear()
         schedule = segment_plan.schedule(collective, layout, self._rank, self._size, rows)
@@ -133,7 +133,7 @@ class SegmentProgram:
         collective = self._prepared.collective
         operation = collective.operation
         if collective.lengths_differ:
-            blob = segment_plan.encode_rows(extract_rows(collective))
+            blob = encode_rows(extract_rows(collective))
         elif isinstance(operation, (Broadcast, Scatter)) and operation.root == self._rank:
             blob = root_value.encode_root_value(collective, self._prepared.layout)
         else:

@@ -39,7 +39,7 @@ struct held *hold(Engine *e, PyObject *const *args, PyObject *asked) {
     struct held *h = take_room(e, plan->plan->leaves_in + plan->plan->leaves_out);
     if (!h) return NULL;
     take_plan(e, h, args[0], nanoseconds, given);
-    if (!take_blob(h, args[4], plan->plan->meets ? MAX_BLOB : 0) && !take_leaves(h, plan->plan, args[1], args[2])) {
+    if (!take_blob(h, args[4], plan->plan->meets || plan->plan->operation == ACROSS ? MAX_BLOB : 0) && !take_leaves(h, plan->plan, args[1], args[2])) {
         if (!find_common(e, h)) return h;
     }
     free_held(h);

@@ -36,7 +36,7 @@ struct crossings *crossings_open(struct engine *engine, int knock, u64 patience,
 }
 
 void free_route(struct route *route) {
-    if (route) free(route->move), free(route->waited), free(route->constants), free(route->blob);
+    if (route) free(route->move), free(route->waited), free(route->constants), free(route->blob), free(route->said);
     free(route);
 }
 
@@ -225,11 +225,14 @@ static enum progress carry_round(struct crossings *x) {
 
 /* ---- Instances ---- */
 
-static int is_of_contract(const struct crossings *x, const struct route *route, const struct record_copy *one) {
+static int is_of_contract(const struct crossings *x, const struct route *route, int seat, const struct record_copy *one) {
+    const struct segment *s = x->engine->segment;
     const struct plan *plan = route->gathers;
-    u64 geometry = x->engine->segment->geometry_digest;
+    u64 geometry = s->geometry_digest;
     if (one->flags & RECORD_OPEN) return route->blob && (plan->terms ^ geometry) == one->terms;
-    return (plan->digest[0] ^ geometry) == one->digest[0] && plan->digest[1] == one->digest[1];
+    if ((plan->digest[0] ^ geometry) != one->digest[0] || plan->digest[1] != one->digest[1]) return 0;
+    return one->flags >> RECORD_BLOB_SHIFT == route->said_bytes &&
+           !memcmp(blob_of(s, seat, x->engine->ticks), route->said, route->said_bytes);
 }
 
 /* The route of the instance to which all ranks have come, if they agree; notes who came when. NULL: there is none. Where all
@@ -246,8 +249,8 @@ static struct route *agreed_route(struct crossings *x) {
     }
     for (int number = 0; number < x->routes; number++) {
         struct route *route = x->route[number];
-        int agree = is_of_contract(x, route, &come[closed]);
-        for (int i = 0; agree && i < x->ranks; i++) agree = is_of_contract(x, route, &come[i]);
+        int agree = is_of_contract(x, route, closed, &come[closed]);
+        for (int i = 0; agree && i < x->ranks; i++) agree = is_of_contract(x, route, i, &come[i]);
         if (agree) return route;
     }
     return NULL;
@@ -326,7 +329,7 @@ static enum progress advance(struct crossings *x) {
     for (int ended = 0; ended < AT_ONCE; ended++) {
         if (!x->open) {
             if (x->is_rung && reason_of(load(&head_of(x->engine->segment)->decided))) return ODD;
-            if (x->is_rung && engine_attend(x->engine, x->next)) {
+            if (x->is_rung && engine_attend(x->engine, x->next, 0)) {
                 x->rung_at = 0;
                 if (begin(x) == ODD) return ODD;
             }

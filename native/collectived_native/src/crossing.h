@@ -23,7 +23,7 @@ enum {
     HEADER_KEY = 12,      /* then key and generation, */
     HEADER_INSTANCE = 28,
     HEADER_CHAIN = 44,
-    MOST_ROUTES = 64,
+    MOST_ROUTES = 256,
     MOST_WIRES = 64,
     RECENT = 4096,        /* arrivals that are remembered, of 1,024 instances at most */
     MOST_MARKED = 9,      /* transfers of an instance of which it is remembered when they were done */
@@ -59,7 +59,8 @@ struct route {
     u64 elements[ALL_MEMORIES], row[ALL_MEMORIES]; /* how many there are, and their bytes */
     enum memory brought; /* from there */
     char *constants, *blob; /* of what is brought, for ranks that take what comes; NULL: those do not use this route */
-    u64 blob_bytes;
+    char *said; /* by each rank of its value, where lengths may differ */
+    u64 blob_bytes, said_bytes;
     int moves, rounds;
     struct move *move;
     /* Since they were taken in. */

@@ -128,29 +128,31 @@ static int fit_route(const struct route *route) {
     const struct plan *g = route->gathers, *b = route->brings;
     if (!is_bringer(g) || !is_bringer(b) || g->leaves_in || b->leaves_out || g->leaves_out > 1 || b->leaves_in > 1) return 0;
     if (g->leaves_out && (g->phase[0].starts_out[1] != route->elements[PARTIALS] || g->phase[0].result_item != route->row[PARTIALS])) return 0;
-    return !b->leaves_in || (b->phase[0].starts_in[1] == route->elements[route->brought] && b->phase[0].item == route->row[route->brought]);
+    return !b->leaves_in || (b->phase[0].starts_in[1] <= route->elements[route->brought] && b->phase[0].item == route->row[route->brought]);
 }
 
-/* add(gathers, brings, contract, terms, moves, constants, blob) */
+/* add(gathers, brings, contract, terms, moves, constants, blob, said) */
 static PyObject *add_route(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     struct crossings *x = usable(self);
     Crossings *c = (Crossings *)self;
-    if (!x || has_arguments(count, 7, "(gathers, brings, contract, terms, moves, constants, blob)")) return NULL;
+    if (!x || has_arguments(count, 8, "(gathers, brings, contract, terms, moves, constants, blob, said)")) return NULL;
     Plan *gathers = plan_of(c->engine, args[0]), *brings = gathers ? plan_of(c->engine, args[1]) : NULL;
-    char *contract, *constants, *blob;
-    Py_ssize_t length, moves, bytes, told;
+    char *contract, *constants, *blob, *said;
+    Py_ssize_t length, moves, bytes, told, says;
     if (!brings || PyBytes_AsStringAndSize(args[2], &contract, &length) || (moves = PyTuple_Size(args[4])) < 0 ||
-        PyBytes_AsStringAndSize(args[5], &constants, &bytes) || PyBytes_AsStringAndSize(args[6], &blob, &told))
+        PyBytes_AsStringAndSize(args[5], &constants, &bytes) || PyBytes_AsStringAndSize(args[6], &blob, &told) ||
+        PyBytes_AsStringAndSize(args[7], &said, &says))
         return NULL;
     struct route *route = calloc(1, sizeof *route);
     if (!route || !(route->move = calloc((size_t)moves + 1, sizeof *route->move)) || !(route->constants = malloc((size_t)bytes + 1)) ||
-        (told && !(route->blob = malloc((size_t)told))))
+        !(route->said = malloc((size_t)says + 1)) || (told && !(route->blob = malloc((size_t)told))))
         return free_route(route), PyErr_NoMemory();
     route->gathers = gathers->plan, route->brings = brings->plan;
     memcpy(route->constants, constants, (size_t)bytes), route->elements[CONSTANTS] = (u64)bytes;
+    memcpy(route->said, said, (size_t)says), route->said_bytes = (u64)says;
     if (told) memcpy(route->blob, blob, (size_t)told), route->blob_bytes = (u64)told;
     if (parse_terms(route, args[3])) return free_route(route), NULL;
-    if (!fit_route(route) || length > MOST_CONTRACT || moves > 1 << 12 || told > MAX_BLOB) {
+    if (!fit_route(route) || length > MOST_CONTRACT || moves > 1 << 12 || told > MAX_BLOB || says > MAX_BLOB) {
         free_route(route);
         return PyErr_SetString(PyExc_ValueError, "the plans are not of one small pack, or do not fit the terms"), NULL;
     }

@@ -164,14 +164,16 @@ int engine_advance(struct engine *e, u64 budget) {
     return moved;
 }
 
-int engine_attend(struct engine *e, u64 n) {
+int engine_attend(struct engine *e, u64 n, int each) {
     struct segment *s = e->segment;
+    int missing = 0;
     for (int i = 0; i < (int)s->geometry.seats; i++) {
         if (i == e->seat || has_come(s, i, n)) continue;
         atomic_fetch_or(&place_of(s, i)->waiters[e->seat / 64], (u64)1 << e->seat % 64);
-        if (!has_come(s, i, n)) return 0;
+        missing |= !has_come(s, i, n);
+        if (missing && !each) return 0;
     }
-    return 1;
+    return !missing;
 }
 
 /* Looks after jobs that wait for others before them; until when it need not look again. One that lies beyond the limit

@@ -235,7 +235,7 @@ static int begin(struct engine *e, struct job *job) {
     if (plan->operation == ACROSS) e->ticks = load(&seat_of(s, plan->root)->ticks); /* of some instances it alone has none */
     job->first_tick = e->ticks;
     char *part = input_of(s, e->seat, e->ticks);
-    if (plan->meets && job->blob_bytes) memcpy(part, job->blob, job->blob_bytes);
+    if (job->blob_bytes) memcpy(blob_of(s, e->seat, e->ticks), job->blob, job->blob_bytes);
     if (whole) put_whole(plan, &job->values, part + values_at(plan));
     announce(e, job, whole);
     if (!plan->meets && !whole) {

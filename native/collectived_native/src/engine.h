@@ -124,8 +124,8 @@ void engine_close(struct engine *e);
 u64 engine_now(const struct engine *e);
 /* Says whether the worker operates this seat, which then sleeps on its eventfd. */
 void engine_operate(struct engine *e, int is_operated);
-/* Whether all others have come to instance `n`; else this seat is rung when the first of those has that have not. */
-int engine_attend(struct engine *e, u64 n);
+/* Whether all others have come to instance `n`; else this seat is rung when the first of those has that have not, or when each has. */
+int engine_attend(struct engine *e, u64 n, int each);
 /* Has callers that wait look up, and often from here on. */
 void engine_rouse(struct engine *e);
 /* Takes part in nothing later. */

@@ -306,7 +306,7 @@ static PyMethodDef engine_methods[] = {
     {"waiting", engine_waiting, METH_NOARGS, "How many processes waited to join when this rank's last instance was decided."},
     FAST_METHOD("gather", engine_gather_sums, "Take the partial sums of an instance that goes to other hosts."),
     FAST_METHOD("bring", engine_bring_results, "Bring the results of one, which completes it."),
-    {"attend", engine_attend_instance, METH_O, "Whether all others have come to an instance; else have this seat rung."},
+    FAST_METHOD("attend", engine_attend_instance, "Whether all others have come to an instance; else have this seat rung."),
     {"skip", engine_skip_instance, METH_NOARGS, "Leave out a number: its collective is not carried out here."},
     {"next_instance", engine_next_instance, METH_NOARGS, "The number of the next collective."},
     FAST_METHOD("abort", engine_abort, "End the open instance; its number."),

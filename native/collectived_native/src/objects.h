@@ -75,7 +75,7 @@ PyObject *engine_plan(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *engine_skip_instance(PyObject *self, PyObject *unused);
 PyObject *engine_gather_sums(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *engine_bring_results(PyObject *self, PyObject *const *args, Py_ssize_t count);
-PyObject *engine_attend_instance(PyObject *self, PyObject *number);
+PyObject *engine_attend_instance(PyObject *self, PyObject *const *args, Py_ssize_t count);
 /* NULL with an error set where the object is no plan of this engine's. */
 Plan *plan_of(const Engine *e, PyObject *object);
 /* For so many leaves; NULL with an error set. */

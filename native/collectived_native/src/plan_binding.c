@@ -96,10 +96,12 @@ PyObject *engine_skip_instance(PyObject *self, PyObject *unused) {
     return e ? PyLong_FromUnsignedLongLong(engine_skip(e->engine)) : NULL;
 }
 
-PyObject *engine_attend_instance(PyObject *self, PyObject *number) {
+PyObject *engine_attend_instance(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Engine *e = usable_engine(self);
-    u64 n = e ? PyLong_AsUnsignedLongLong(number) : 0;
-    return PyErr_Occurred() ? NULL : PyBool_FromLong(engine_attend(e->engine, n));
+    if (!e || has_arguments(count, 2, "(instance, each)")) return NULL;
+    u64 n = PyLong_AsUnsignedLongLong(args[0]);
+    int each = PyErr_Occurred() ? -1 : PyObject_IsTrue(args[1]);
+    return each < 0 ? NULL : PyBool_FromLong(engine_attend(e->engine, n, each));
 }
 
 /* The worker's part in a collective: (plan, instance, buffers), and a blob that is brought */

@@ -42,7 +42,7 @@ static inline int outcome(u64 decided, u64 n) {
     return reason_of(decided) ? reason_of(decided) : PENDING;
 }
 
-/* What a seat has told in a tick; of the worker's, behind the results that it brings. */
+/* What a seat has told in a tick; in groups that span hosts it lies behind the value. */
 static inline char *blob_of(const struct segment *s, int seat, u64 tick) {
     return input_of(s, seat, tick) + (s->geometry.operated ? s->geometry.small : 0);
 }

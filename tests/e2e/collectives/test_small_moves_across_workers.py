@@ -80,6 +80,71 @@ def test_ranks_that_take_what_comes_get_it_beside_others_that_know(run: Any, cou
     run(body)
 
 
+def cut(value: Any, size: int) -> list[Any]:
+    ends = np.cumsum([len(value) // size + (rank < len(value) % size) for rank in range(size)])
+    return np.split(value, ends[:-1])
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.float32, ml_dtypes.bfloat16, np.int8, np.bool_], ids=lambda one: np.dtype(one).name
+)
+@pytest.mark.parametrize("rows", [0, 1, 7, 40_000])
+def test_what_is_cut_or_joined_is_what_its_definition_says(run: Any, dtype: Any, rows: int) -> None:
+    def body(group: cd.Group) -> None:
+        for step in range(TIMES):
+            root = (step // 2) % group.size
+            values = [make(dtype, 3 * rows, 100 * step + rank).reshape(rows, 3) for rank in range(group.size)]
+            mine, joined = values[group.rank], np.concatenate(values)
+            expect(group.all_gather(mine), joined)
+            into = np.zeros_like(joined)
+            assert group.all_gather(mine, out=into) is into
+            expect(into, joined)
+            gathered = group.gather(mine, root=root)
+            assert gathered is None if group.rank != root else np.asarray(gathered).tobytes() == joined.tobytes()
+            for takes in (False, True):
+                given = joined if group.rank == root else None if takes else np.zeros_like(joined)
+                expect(group.scatter(given, root=root), cut(joined, group.size)[group.rank])
+            whole = [cut(np.roll(joined, rank, 0), group.size) for rank in range(group.size)]
+            given = np.roll(joined, group.rank, 0)
+            expect(group.all_to_all(given), np.concatenate([one[group.rank] for one in whole]))
+            expect(group.all_gather(mine.T, axis=1), joined.T)
+
+    run(body)
+
+
+@pytest.mark.parametrize("lengths", ["equal, then not", "not", "large for one", "large for one at times"])
+def test_lengths_that_differ_are_joined(run: Any, lengths: str) -> None:
+    def count(rank: int, step: int) -> int:
+        if lengths.startswith("large"):
+            return LARGE if rank == 1 and (step % 2 or not lengths.endswith("times")) else 2
+        return 2 + rank * (lengths == "not" or step >= TIMES)
+
+    def body(group: cd.Group) -> None:
+        for step in range(2 * TIMES):
+            values = [make(np.float32, count(rank, step), 100 * step + rank) for rank in range(group.size)]
+            mine, joined = values[group.rank], np.concatenate(values)
+            expect(group.all_gather(mine), joined)
+            gathered = group.gather(mine, root=1)
+            assert gathered is None if group.rank != 1 else np.asarray(gathered).tobytes() == joined.tobytes()
+            work = group.all_gather(mine, async_op=True)
+            assert group.all_reduce("sum", 1.0) == group.size
+            expect(work.result(), joined)
+
+    run(body)
+
+
+def test_nests_are_joined_and_what_has_no_axis_is_refused(run: Any) -> None:
+    def body(group: cd.Group) -> None:
+        for step in range(TIMES):
+            value = {"a": np.full((2, 2), group.rank + step), "b": [np.full(1, group.rank, np.float32)]}
+            found: Any = group.all_gather(value)
+            assert found["b"][0].tolist() == list(range(group.size)) and found["a"].shape == (2 * group.size, 2)
+            with pytest.raises(cd.errors.InvalidArgumentError, match="axis|0-d"):
+                group.all_gather(1.0)
+
+    run(body)
+
+
 def test_nests_scalars_and_values_without_arrays_are_broadcast(run: Any) -> None:
     def body(group: cd.Group) -> None:
         for step in range(TIMES):

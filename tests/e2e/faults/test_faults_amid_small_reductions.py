@@ -25,7 +25,7 @@ import collectived as cd
 
 pytestmark = pytest.mark.timeout(150)
 ROUNDS = 4
-COLLECTIVES = {"small": 1, "moved": 3}  # of a step
+COLLECTIVES = {"small": 1, "moved": 6}  # of a step
 SMALL, LARGE = 100, 400_000  # elements: by the segment, and over the doorbell
 
 PROGRAM = """
@@ -39,7 +39,11 @@ def move(number):
     mine = group.rank == root
     assert group.broadcast(np.full(9, number if mine else -1), root=root).tolist() == [number] * 9
     assert group.broadcast(np.full(9, number) if mine else None, root=root).tolist() == [number] * 9
-    group.barrier()
+    assert group.all_gather(np.full(2, number)).tolist() == [number] * (2 * size)
+    gathered = group.gather(np.full(2, number), root=root)
+    assert gathered is None if not mine else gathered.tolist() == [number] * (2 * size)
+    assert group.scatter(np.full(size, number), root=root).tolist() == [number]
+    assert group.all_to_all(np.full(size, number)).tolist() == [number] * size
 
 def step(number):
     size = group.size
@@ -321,15 +325,15 @@ def test_a_session_that_closes_with_much_in_flight_spoils_nothing_that_was_compl
     assert workers.run(size, body) == [[float(size * step) for step in range(50)]] * size
 
 
-@pytest.mark.parametrize("other", ["dtype", "operation", "way"])
+@pytest.mark.parametrize("other", ["dtype", "operation", "moves", "way"])
 @pytest.mark.parametrize("culprit", [1, -1], ids=["beside others", "on the last worker"])
 def test_a_mismatch_is_told_to_all_and_the_group_goes_on(workers: Any, other: str, culprit: int) -> None:
     size = 2 * len(workers.addresses)
 
     def use(group: cd.Group) -> None:
         differs = group.rank == culprit % size
-        if differs and other == "way":
-            group.all_gather(np.ones(3), timeout=30)
+        if differs and other in ("moves", "way"):
+            group.all_gather(np.ones(SMALL if other == "moves" else LARGE), timeout=30)
         elif differs and other == "operation":
             group.all_reduce("max", np.ones(SMALL), timeout=30)
         else:

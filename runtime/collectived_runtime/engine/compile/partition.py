@@ -58,6 +58,7 @@ class Partition:
         send_window, receive_window: windows of what is sent and of the output.
         output_count: elements of the output.
         pieces: for every local receiver the (offset in the output, rows) of its result.
+        width: elements of a row.
         shares: of a reduce_scatter, what each place gets, in wide positions.
     """
 
@@ -69,12 +70,25 @@ class Partition:
     receive_window: Window
     output_count: int
     pieces: Mapping[int, Pieces]
+    width: int
     shares: tuple[Span, ...] = ()
 
     @property
     def is_in_order(self) -> bool:
         """Whether the leaves that are folded stand in wide order as they are."""
         return all(part.start == part.target for part in self.outgoing)
+
+    def list_runs(self, ranks: Sequence[int]) -> list[tuple[int, int]]:
+        """The results of some local ranks, one behind the other, as parts [start, stop) of the output."""
+        found: list[tuple[int, int]] = []
+        for rank in ranks:
+            for start, rows in self.pieces[rank]:
+                stop = start + rows * self.width
+                if found and found[-1][1] == start:
+                    found[-1] = found[-1][0], stop
+                else:
+                    found.append((start, stop))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +147,10 @@ def _partition_gather(workers: RanksByWorker, rows: Sequence[int], width: int, r
     mine = tuple(RowRange(rank, 0, rows[rank] * width, starts[rank]) for rank in workers.own_ranks)
     count = shares[-1].stop
     if root is not None and root not in workers.own_ranks:
-        return Partition(count, plan, (), mine, Window((own.start,)), Window(), 0, {})
+        return Partition(count, plan, (), mine, Window((own.start,)), Window(), 0, {}, width)
     pieces = merge_adjacent([(starts[rank], rows[rank]) for rank in range(len(rows))], width)
     receivers = workers.own_ranks if root is None else (root,)
-    return Partition(count, plan, mine, (), Window(), Window(), count, dict.fromkeys(receivers, pieces))
+    return Partition(count, plan, mine, (), Window(), Window(), count, dict.fromkeys(receivers, pieces), width)
 
 
 def _partition_scatter(workers: RanksByWorker, sizes: Sequence[int], width: int, root: int) -> Partition:
@@ -152,7 +166,7 @@ def _partition_scatter(workers: RanksByWorker, sizes: Sequence[int], width: int,
         others = [rank for rank in workers.all_ranks if rank not in workers.own_ranks]
         sent = tuple(_make_range(root, leaf, sizes, width, to, starts[to]) for to in others)
     pieces = {rank: merge_adjacent([(starts[rank] - own.start, sizes[rank])], width) for rank in workers.own_ranks}
-    return Partition(shares[-1].stop, plan, local, sent, Window(), Window((own.start,)), len(own), pieces)
+    return Partition(shares[-1].stop, plan, local, sent, Window(), Window((own.start,)), len(own), pieces, width)
 
 
 def _partition_reduce_scatter(workers: RanksByWorker, sizes: Sequence[int], width: int) -> Partition:
@@ -166,7 +180,7 @@ def _partition_reduce_scatter(workers: RanksByWorker, sizes: Sequence[int], widt
     )
     pieces = {rank: merge_adjacent([(starts[rank] - own.start, sizes[rank])], width) for rank in workers.own_ranks}
     window = Window((own.start,))
-    return Partition(shares[-1].stop, plan, (), folded, Window(), window, len(own), pieces, tuple(shares))
+    return Partition(shares[-1].stop, plan, (), folded, Window(), window, len(own), pieces, width, tuple(shares))
 
 
 def _partition_all_to_all(workers: RanksByWorker, rows: Rows, width: int) -> Partition:
@@ -210,7 +224,7 @@ def _partition_all_to_all(workers: RanksByWorker, rows: Rows, width: int) -> Par
         for to in workers.own_ranks
     }
     sending = Window((hull(table[workers.place]).start,))
-    return Partition(at, plan, tuple(local), tuple(sent), sending, receiving, offsets[-1], pieces)
+    return Partition(at, plan, tuple(local), tuple(sent), sending, receiving, offsets[-1], pieces, width)
 
 
 def _make_range(rank: int, leaf: Mapping[int, int], sizes: Sequence[int], width: int, piece: int, to: int) -> RowRange:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from collectived_native import core
-from collectived_proto.across import meets_in_segment
+from collectived_proto.across import meets_in_segment, moves_across
 from collectived_proto.ipc import messages
 from collectived_proto.types import Collective, Layout, Verdict
 from collectived_runtime.engine.base.memory_budget import MemoryBudget
@@ -87,12 +87,16 @@ class SpanningWatch(SegmentWatch):
 
         Else their worker tells them over the doorbell where the results lie.
         """
-        if not all(self.carries(one.prepared) for one in instance.arrivals.values()):
+        if self._is_mixed(instance) or len(set(instance.rows)) > 1:
             return False
         if not instance.open_ranks:
             return True
         is_small = self._is_small(instance.collective, self.seat.find_layout(instance))
         return is_small and len(self.seat.encode_blob(instance)) <= core.MAX_BLOB
+
+    def _is_mixed(self, instance: Instance) -> bool:
+        """Whether a rank submits it over the doorbell: it is large for some, and others do not know, or have little."""
+        return not all(self.carries(one.prepared) for one in instance.arrivals.values())
 
     # Submissions over the doorbell
 
@@ -107,6 +111,8 @@ class SpanningWatch(SegmentWatch):
         if submission.instance > progress.received + 1:
             self.look()
         if not progress.received + 1 < submission.instance <= progress.received + messages.MAX_OUTSTANDING:
+            if moves_across(prepared.collective):
+                self._attend_others(submission.instance)
             return False
         if any(one.local_rank is local_rank and one.submission.instance == submission.instance for one in self._early):
             raise messages.MalformedMessage(f"instance {submission.instance} twice")
@@ -118,6 +124,12 @@ class SpanningWatch(SegmentWatch):
         else:
             self._fail_early(early, verdict)
         return True
+
+    def _attend_others(self, number: int) -> None:
+        """Others may come to the segment: those whose values are small, or who do not know what comes."""
+        if number == self._tracker.next_number and number not in self._tracker.instances:
+            self.seat.engine.attend(number, True)
+            self._take_arrivals()
 
     def _take_description(self, rank: int, prepared: PreparedCollective, instance: int) -> None:
         if instance == self._tracker.next_number and not self._read_word()[2]:
@@ -152,14 +164,15 @@ class SpanningWatch(SegmentWatch):
         number = self._tracker.next_number
         instance = self._tracker.instances.get(number)
         if instance is None or not instance.started:
-            if self.seat.engine.attend(number):
+            is_mixed = instance is not None and self._is_mixed(instance)
+            if self.seat.engine.attend(number, is_mixed) or is_mixed:
                 self._take_arrivals()
             else:  # most likely the others come in a moment
                 self._look_at = min(self._look_at, time.monotonic() + _LOOK_SECONDS)
 
     def attend(self) -> None:
         """Have this worker rung when all local ranks have come to what is next; take it in if they have."""
-        if self.seat.engine.attend(self._tracker.next_number):
+        if self.seat.engine.attend(self._tracker.next_number, False):
             self._take_arrivals()
 
     def _take_arrivals(self) -> None:

@@ -18,7 +18,9 @@ import time
 from dataclasses import dataclass, field
 
 from collectived_native import core
-from collectived_proto.types import Broadcast, Collective
+from collectived_proto.across import moves_across
+from collectived_proto.rows import encode_rows, extract_rows
+from collectived_proto.types import Broadcast, Collective, Scatter
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.segment import NS
@@ -31,7 +33,15 @@ from collectived_runtime.engine.loop.waiting_joiners import WaitingJoiners
 from collectived_runtime.engine.record.flight_recorder import RECEIVE, SEND, STRAND
 from collectived_runtime.engine.record.group_records import GroupRecords
 from collectived_runtime.engine.run.links import Links
-from collectived_runtime.engine.run.routes import CHANNEL, Prelude, announce, compile_route, has_route, make_template
+from collectived_runtime.engine.run.routes import (
+    CHANNEL,
+    Prelude,
+    announce,
+    compile_route,
+    exchange,
+    has_route,
+    make_template,
+)
 from collectived_runtime.engine.submit.contracts import PreparedCollective
 from collectived_runtime.engine.submit.tracker import MAX_FINISHED, Arrival, Instance, InstanceTracker
 from collectived_runtime.transport.frame import FrameTemplate
@@ -75,20 +85,21 @@ class Crossings:
     context: CrossingContext
     _core: core.Crossings | None = None
     _routes: list[_Route] = field(default_factory=list)
-    _seen: dict[bytes, int] = field(default_factory=dict)  # contracts without a route, and how often they came
+    # Contracts with their lengths, and how often they came until they had a route.
+    _seen: dict[bytes | tuple[object, ...], int] = field(default_factory=dict)
     _rests: int = 0  # instances that the general executor has yet to complete, for the core could not
     _next_rests: int = 1  # how many, should the core complete none before the next that it cannot
 
     def learn(self, instance: Instance, program: CompiledCollective, segment: SpanningWatch, is_brought: bool) -> None:
         """Take note of an instance that the general executor has completed; of its kind it may have been the last."""
         self._rests = max(0, self._rests - 1)
-        contract, topology = instance.contract, self.context.topology
-        count = self._seen.get(contract, 0) + 1
+        form, topology = instance.form, self.context.topology
+        count = self._seen.get(form, 0) + 1
         if count > _REPEATS or len(self._routes) >= core.MOST_ROUTES or not is_brought:
             return
         if len(self._seen) >= _MOST_CONTRACTS:
             self._seen.clear()
-        self._seen[contract] = count
+        self._seen[form] = count
         if count == _REPEATS and instance.reference is not None and has_route(program, len(topology.peers)):
             self._add(instance, instance.reference, program, segment)
 
@@ -100,11 +111,16 @@ class Crossings:
         if self._core is None:
             self._core = core.crossings(seat.engine, segment.knocker, _PATIENCE_NS, template.header(0, 0, 0))
         plans = seat.get_plans(instance, program)
-        blob = seat.encode_blob(instance)
+        blob, said = seat.encode_blob(instance), b""
+        if instance.collective.lengths_differ:
+            said = encode_rows(extract_rows(instance.collective))
         if len(blob) > core.MAX_BLOB:
             blob = b""
-        route = compile_route(program, template, self._make_prelude(instance, template))
-        self._core.add(*plans, instance.contract, route.terms, route.moves, route.constants, blob)
+        shares = (
+            seat.list_shares(instance) if moves_across(instance.collective) else []
+        )  # of a value without arrays, too
+        route = compile_route(program, template, self._make_prelude(instance, template), shares[0] if shares else None)
+        self._core.add(*plans, instance.contract, route.terms, route.moves, route.constants, blob, said)
         peers, before = self.context.topology.peers, route.first_round
         transfers = tuple(
             (SEND if kind == core.MOVE_SEND else RECEIVE, number - before, peers[place].task)
@@ -116,7 +132,9 @@ class Crossings:
     def _make_prelude(self, instance: Instance, template: FrameTemplate) -> Prelude:
         """What workers tell each other before the values, of an instance as this one."""
         operation, topology = instance.collective.operation, self.context.topology
-        if not isinstance(operation, Broadcast):
+        if instance.rows:
+            return exchange(template, instance.collective, topology)
+        if not isinstance(operation, (Broadcast, Scatter)):
             return Prelude()
         task = negotiation.compile_announcement(topology, operation.root)
         return announce(template, task, negotiation.encode_announcement(instance.collective))

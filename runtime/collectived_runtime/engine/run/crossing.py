@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from collectived_native import core
 from collectived_proto.across import LocalSeats, Share, list_counts, make_shares, moves_across
 from collectived_proto.root_value import encode_root_value
-from collectived_proto.types import Broadcast, Layout, ReduceOp
+from collectived_proto.types import Broadcast, Layout, ReduceOp, Scatter
 from collectived_runtime.engine.base.arenas import Workspace
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.compile.program import CompiledCollective
@@ -47,15 +47,16 @@ class WorkerSeat:
         self.engine = engine
         self.local = LocalSeats(topology.own_ranks, topology.group.size)
         self._automatic_pack_bytes = topology.automatic_pack_bytes
-        self._plans: dict[bytes, Plans] = {}  # by contract
+        self._plans: dict[bytes | tuple[object, ...], Plans] = {}
 
     def get_plans(self, instance: Instance, program: CompiledCollective) -> Plans:
         """What takes partial sums or values out of the segment, and what brings results into it."""
-        plans = self._plans.get(instance.contract)
+        key = instance.form
+        plans = self._plans.get(key)
         if plans is None:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
-            plans = self._plans[instance.contract] = self._make_plans(instance, program)
+            plans = self._plans[key] = self._make_plans(instance, program)
         return plans
 
     def find_layout(self, instance: Instance) -> Layout:
@@ -71,7 +72,7 @@ class WorkerSeat:
 
     def encode_blob(self, instance: Instance) -> bytes:
         """What ranks are told that take what comes; nothing where none can."""
-        if not isinstance(instance.collective.operation, Broadcast):
+        if not isinstance(instance.collective.operation, (Broadcast, Scatter)):
             return b""
         return encode_root_value(instance.collective, self.find_layout(instance))
 
@@ -151,12 +152,15 @@ class Crossing:
         self._workspace = workspace
         self._names: list[Any] = []
         self._packs = program.layout.packs
+        self._tasks = program.tasks
+        self._shares: list[Share] = []
         has_result = program.receivers and self._packs
         self.result = self._get_buffer(-1, program.layout.result_bytes) if has_result else None
         self.partials: list[Bytes] = []
         self.sources: list[SegmentInputs] = []
         if moves_across(instance.collective):
-            self._gathered = self._open_values(seat.list_shares(instance))
+            self._shares = seat.list_shares(instance)
+            self._gathered = self._open_values(seat.local.ranks, program.contributors)
             return
         for number, pack in enumerate(self._packs):
             arithmetic = program.arithmetic[number]
@@ -168,20 +172,19 @@ class Crossing:
                 self.partials.append(self._get_buffer(number, nbytes))
         self._gathered = self.partials
 
-    def _open_values(self, shares: Sequence[Share]) -> list[Bytes]:
+    def _open_values(self, ranks: Sequence[int], contributors: Sequence[int]) -> list[Bytes]:
         """Room for the values of the ranks that contribute, one behind the other, by pack."""
+        shares = self._shares
         itemsizes = [pack.dtype.itemsize for pack in self._packs]
         gathered = [
             self._get_buffer(number, sum(share.given) * itemsize)
             for number, (share, itemsize) in enumerate(zip(shares, itemsizes, strict=True))
         ]
         ends = [0] * len(shares)
-        for counts in zip(*(share.given for share in shares), strict=True):
-            if any(counts):
-                begins, ends = (
-                    ends,
-                    [end + count * itemsize for end, count, itemsize in zip(ends, counts, itemsizes, strict=True)],
-                )
+        for seat, rank in enumerate(ranks):
+            if rank in contributors:
+                sizes = zip(ends, shares, itemsizes, strict=True)
+                begins, ends = ends, [end + share.given[seat] * itemsize for end, share, itemsize in sizes]
                 parts = zip(gathered, begins, ends, strict=True)
                 self.sources.append(SegmentInputs([whole[begin:end] for whole, begin, end in parts]))
         return gathered
@@ -200,9 +203,15 @@ class Crossing:
         """Let the ranks have the results, which completes the instance; False where the generation is over."""
         results: list[Bytes] = []
         if self.result is not None:
-            for pack in self._packs:
-                end = pack.result_offset + pack.count * pack.result_dtype.itemsize
-                results.append(self.result[pack.result_offset : end])
+            for number, (pack, task) in enumerate(zip(self._packs, self._tasks, strict=False)):
+                itemsize, cut = pack.result_dtype.itemsize, task.partition
+                whole = self.result[pack.result_offset :]
+                if cut is None:
+                    results.append(whole[: pack.count * itemsize])
+                    continue
+                runs = cut.list_runs(self._shares[number].ranks)
+                parts = [whole[start * itemsize : stop * itemsize] for start, stop in runs]
+                results.append(parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.uint8), *parts]))
         return self._engine.bring(self._brings, self._number, tuple(results), self._blob) == core.COMPLETE
 
     def close(self) -> None:

@@ -1,15 +1,26 @@
 """Routes: how the instances of one contract go to other workers and back, with all that can be known beforehand.
 
 The native core carries them (`core.Crossings`). Moves become places in memory and headers of frames, in which only
-instance and chain are missing. What workers tell each other before the values is the same each time: of a broadcast the
-announcement.
+instance and chain are missing. What workers tell each other before the values is the same each time: of a broadcast or
+scatter the announcement, of a gather the lengths, which are equal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
 
 from collectived_native import core
+from collectived_proto.across import Share
+from collectived_proto.rows import extract_rows
+from collectived_proto.types import Collective
+from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.compile import negotiation
+from collectived_runtime.engine.compile.partition import Partition
 from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
 from collectived_runtime.plan.moves import Buffer, FinishMove, FoldMove, RecvMove, SendMove, Span
 from collectived_runtime.plan.wide_moves import CollectMove, WideMove
@@ -34,9 +45,9 @@ def has_route(program: CompiledCollective, places: int) -> bool:
     task = program.tasks[0]
     if len(program.tasks) > 1 or len(program.layout.packs) > 1 or places > core.MOST_WIRES:
         return False
-    is_plain = (
-        task.partition is None and task.blocks is None and task.channel == CHANNEL and not program.nccl_task_count
-    )
+    is_plain = task.blocks is None and task.channel == CHANNEL and not program.nccl_task_count
+    if task.partition is not None and program.arithmetic[0] is not None:
+        return False
     is_small = 0 < task.pack.count * max(_find_rows(program).values()) <= MAX_ROUTE_BYTES
     known = (SendMove, RecvMove, CollectMove, FinishMove)
     return is_plain and is_small and all(isinstance(move, known) for moves in task.plan for move in moves)
@@ -68,6 +79,72 @@ def announce(template: FrameTemplate, task: PackTask, word: bytes) -> Prelude:
         for moves in task.plan
     ]
     return Prelude(tuple(rounds))
+
+
+def exchange(template: FrameTemplate, collective: Collective, topology: GroupTopology) -> Prelude:
+    """The exchange of lengths, where those of all ranks are equal: what travels follows from all plans."""
+    places = range(len(topology.peers))
+    programs = [negotiation.compile_length_exchange(collective, replace(topology, place=place)) for place in places]
+    tasks = [program.tasks[0] for program in programs]
+    rows = np.array(extract_rows(collective), np.int64)
+    values: list[dict[Buffer, NDArray[np.int64]]] = []
+    for peer in topology.peers:
+        table = np.zeros((topology.group.size, len(rows)), np.int64)
+        table[list(peer.ranks)] = rows
+        values.append({buffer: table.reshape(-1).copy() for buffer in Buffer})
+    own, task = topology.place, tasks[topology.place]
+    shared = replace(template, pack=task.pack_number, shard=task.shard, plan=task.plan_hash)
+    rounds = []
+    for number in range(max(len(one.plan) for one in tasks)):
+        rounds.append(
+            tuple(
+                (peer, is_sent, shared.header(number, span.start * 8, len(span) * 8), word)
+                for peer, is_sent, span, word in _carry_round(tasks, values, number, own)
+            )
+        )
+    return Prelude(tuple(rounds))
+
+
+Transfer = tuple[int, bool, Span, bytes]
+
+
+def _carry_round(
+    tasks: Sequence[PackTask], values: Sequence[dict[Buffer, NDArray[np.int64]]], number: int, own: int
+) -> list[Transfer]:
+    """Carry a round of a sum out at all places; what `own` sends and receives in it."""
+    plans = [task.plan[number] if number < len(task.plan) else () for task in tasks]
+    sent: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
+    found: list[Transfer] = []
+    for place, moves in enumerate(plans):
+        for move in moves:
+            if isinstance(move, FinishMove):
+                part = slice(move.span.start, move.span.stop)
+                values[place][Buffer.OUTPUT][part] = values[place][move.source][part]
+    for place, moves in enumerate(plans):
+        for move in moves:
+            if isinstance(move, SendMove):
+                content = values[place][move.source][move.span.start : move.span.stop].copy()
+                sent.setdefault((place, move.peer), []).append(content)
+                if place == own:
+                    found.append((move.peer, True, move.span, content.tobytes()))
+    for place, moves in enumerate(plans):
+        for move in moves:
+            if not isinstance(move, (RecvMove, CollectMove)):
+                continue
+            part, sources = (
+                slice(move.span.start, move.span.stop),
+                [move.peer] if isinstance(move, RecvMove) else move.order,
+            )
+            arrived = [(one, sent[one, place].pop(0)) for one in sources if one != place]
+            if place == own:
+                found += [(one, False, move.span, content.tobytes()) for one, content in arrived]
+            total = sum((content for _, content in arrived), np.zeros(len(move.span), np.int64))
+            if isinstance(move, CollectMove):
+                values[place][Buffer.SCRATCH][part] = total + values[place][move.mine][part]
+            else:
+                mine = 0 if move.fold is None else values[place][move.fold.mine][part]
+                values[place][move.target][part] = total + mine
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,21 +185,32 @@ class _Compiler:
         row, travels = self._rows[buffer], peer >= 0
         header = self._template.header(number, span.start * row, len(span) * row) if travels else _NO_HEADER
         mine, left = (-1, 0) if fold is None else (_MEMORY[fold.mine], int(fold.received_left))
-        at, number = span.start, number + self._first_round
-        terms = kind, number, max(0, peer), _MEMORY[buffer], mine, left, at, len(span), header, parts
+        memory, at = self._find_place(buffer, span.start)
+        terms = kind, number + self._first_round, max(0, peer), memory, mine, left, at, len(span), header, parts
         self._moves.append(terms)
         return len(self._moves) - 1
 
-    def _copy(self, number: int, span: Span, source: Buffer) -> None:
+    def _find_place(self, buffer: Buffer, at: int) -> tuple[int, int]:
+        """The memory of a buffer, and where in it a position of the plan lies. What is cut is sent from scratch."""
+        cut = self._program.tasks[0].partition
+        if cut is None:
+            return _MEMORY[buffer], at
+        if buffer is Buffer.OUTPUT:
+            return _MEMORY[buffer], cut.receive_window.translate(at)
+        return _MEMORY[Buffer.SCRATCH], cut.send_window.translate(at)
+
+    def _copy(self, number: int, to: Buffer, at: int, source: Buffer, begin: int, count: int) -> None:
         number += self._first_round
-        to, source_memory, at = _MEMORY[Buffer.OUTPUT], _MEMORY[source], span.start
-        self._moves.append((core.MOVE_COPY, number, 0, to, source_memory, at, at, len(span), _NO_HEADER, ()))
+        memories = _MEMORY[to], _MEMORY[source]
+        self._moves.append((core.MOVE_COPY, number, 0, *memories, begin, at, count, _NO_HEADER, ()))
 
     def _add_move(self, number: int, move: WideMove) -> None:
         match move:
             case FinishMove(span, source):
-                if self._program.arithmetic[0] is None:
-                    self._copy(number, span, source)
+                if self._program.tasks[0].partition is not None:
+                    pass  # what stays here has been copied
+                elif self._program.arithmetic[0] is None:
+                    self._copy(number, Buffer.OUTPUT, span.start, source, span.start, len(span))
                 else:
                     self.add(core.MOVE_FINISH, number, span, source)
             case SendMove(peer, span, source):
@@ -137,18 +225,55 @@ class _Compiler:
                 )
                 self.add(core.MOVE_FOLD, number, span, Buffer.SCRATCH, fold=FoldMove(mine, False), parts=parts)
 
-    def compile(self) -> CompiledRoute:
+    def compile(self, share: Share | None) -> CompiledRoute:
         task, arithmetic = self._program.tasks[0], self._program.arithmetic[0]
+        count = task.pack.count
+        rooms, brought = [count] * 3, Buffer.OUTPUT
+        if share is not None:
+            rooms[0] = sum(share.given)
+            if task.partition is not None:
+                rooms[1:] = self._begin_cut(task.partition, share), task.partition.output_count
         for number, moves in enumerate(task.plan):
             for move in sorted(moves, key=lambda one: not isinstance(one, FinishMove)):  # which the others may send
                 self._add_move(number, move)
-        count = task.pack.count
+        if task.partition is not None and share is not None:
+            runs = task.partition.list_runs(share.ranks)
+            if len(runs) > 1:  # in the order in which ranks have them
+                brought, at = Buffer.SCRATCH, 0
+                for start, stop in runs:
+                    self._copy(len(task.plan), brought, at, Buffer.OUTPUT, start, stop - start)
+                    at += stop - start
+                rooms[1] = max(rooms[1], at)
         how = (0, 1) if arithmetic is None else (arithmetic.number, arithmetic.contributions)
-        given = count if arithmetic is not None or self._program.contributors else 0
-        terms = int(task.pack.dtype), *how, given, count, count, _MEMORY[Buffer.OUTPUT]
+        terms = int(task.pack.dtype), *how, rooms[0], rooms[1], rooms[2], _MEMORY[brought]
         return CompiledRoute(terms, tuple(self._moves), bytes(self._constants), self._first_round)
 
+    def _begin_cut(self, cut: Partition, share: Share) -> int:
+        """Copy what stays here, and what is sent; elements of the latter."""
+        contributors = self._program.contributors
+        given = [count for count in share.given if count] or [0] * len(contributors)
+        begins = dict(zip(contributors, accumulate(given, initial=0), strict=False))
+        end = 0
+        for part in cut.local_copies:
+            start, count = begins[part.rank] + part.start, part.stop - part.start
+            self._copy(0, Buffer.OUTPUT, part.target, Buffer.INPUT, start, count)
+        for part in cut.outgoing:
+            start, count, at = (
+                begins[part.rank] + part.start,
+                part.stop - part.start,
+                cut.send_window.translate(part.target),
+            )
+            self._copy(0, Buffer.SCRATCH, at, Buffer.INPUT, start, count)
+            end = max(end, at + count)
+        return end
 
-def compile_route(program: CompiledCollective, template: FrameTemplate, prelude: Prelude) -> CompiledRoute:
-    """Compile the route of a program that `has_route`."""
-    return _Compiler(program, template, prelude).compile()
+
+def compile_route(
+    program: CompiledCollective, template: FrameTemplate, prelude: Prelude, share: Share | None
+) -> CompiledRoute:
+    """Compile the route of a program that `has_route`.
+
+    Args:
+        share: of its pack, where values are moved as they are.
+    """
+    return _Compiler(program, template, prelude).compile(share)

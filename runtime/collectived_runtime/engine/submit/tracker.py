@@ -116,6 +116,11 @@ class Instance:
         """Local ranks that take what comes."""
         return tuple(rank for rank, arrival in self.arrivals.items() if arrival.prepared.collective.open)
 
+    @property
+    def form(self) -> bytes | tuple[object, ...]:
+        """Its contract, and the lengths of all ranks where those are not part of it."""
+        return (self.contract, self.rows) if self.rows else self.contract
+
     def bar(self) -> None:
         """Keep it from starting, or going on: something is wrong with it, and its verdict is on its way."""
         self.is_barred = True

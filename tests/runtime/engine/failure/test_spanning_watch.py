@@ -24,6 +24,7 @@ from collectived_runtime.engine.submit.tracker import Arrival
 
 GATHERS = 7  # number of a description that is not carried out in the segment
 SMALL, LARGE, COMES = 20, 21, 22  # broadcasts; the last takes what comes
+JOINED = 23  # a small gather, of lengths that differ
 WORKER_SEAT = 2
 VERDICT = Verdict("world", 7, 100, Code.UNAVAILABLE, "rank 2 is gone", 0)
 
@@ -36,7 +37,8 @@ class SpanningHost(Host):
         assert isinstance(self.watch, SpanningWatch)
         self.spanning = self.watch
         for rank in range(2):
-            self.describe(self.ranks[rank], GATHERS, AllGather(), (Leaf("", DType.FLOAT32, (COUNT,)),))
+            self.describe(self.ranks[rank], GATHERS, AllGather(), (Leaf("", DType.FLOAT32, (1 << 20,)),))
+            self.describe(self.ranks[rank], JOINED, AllGather(), (Leaf("", DType.FLOAT32, (COUNT + rank,)),))
             for number, count in (SMALL, COUNT), (LARGE, 1 << 20):
                 self.describe(self.ranks[rank], number, Broadcast(0), (Leaf("", DType.FLOAT32, (count,)),))
         described = Collective(Broadcast(0), "", (), site="train.py:3", open=True)
@@ -61,6 +63,8 @@ class SpanningHost(Host):
         """Have a rank begin a broadcast, with a value if it is the root."""
         engine, known = self.engines[rank], self.ranks[rank].prepared[number + 10 * rank]
         counts = (COUNT * (value is not None), 0, COUNT, 0)
+        if number == JOINED:
+            counts = (COUNT, COUNT, 3 * COUNT, 0)
         phase = (int(DType.FLOAT32), counts, (COUNT,) if value is not None else (), ())
         phases = () if known.collective.open else (phase,)
         terms, digest = int.from_bytes(known.terms, "little"), known.contract.ljust(16, b"\0")
@@ -245,6 +249,40 @@ def test_values_of_ranks_that_have_come_are_taken_where_others_submit_over_the_d
     for engine in host.engines:
         engine.advance(1 << 20)
     assert job.state() == other.state() == core.BY_DOORBELL, "they hear from their worker what has come"
+
+
+def test_what_is_small_for_some_and_large_for_others_is_carried_out_over_the_doorbell(host: SpanningHost) -> None:
+    """The worker sees at once who comes to the segment, before or after the others submit."""
+    for instance, first in enumerate((0, 1)):
+        if first == 0:
+            job = host.come(0, JOINED, 1.0)
+        assert not host.submit_gather(1, instance), "the group loop takes it"
+        host.submit(host.ranks[1], messages.Submit(100, GATHERS + 10, instance, 0.0, False, ((0, 0),)))
+        if first == 1:
+            assert host.arrived(instance) == {1}
+            job = host.come(0, JOINED, 1.0)
+            host.settle(lambda at=instance: host.arrived(at) == {0, 1})  # type: ignore[misc]
+        known = host.tracker.instances[instance]
+        assert set(known.arrivals) == {0, 1} and not host.spanning.brings(known)
+        known.arrivals[1].inputs = "of the doorbell"
+        assert host.spanning.seat.take_values(known)
+        assert known.arrivals[0].inputs.contiguous_pack(0).tobytes() == np.full(COUNT, 1.0, np.float32).tobytes()
+        host.tracker.finish(known, time.monotonic())
+        host.spanning.finish(known, is_brought=False)
+        assert host.engines[1].skip() == instance
+        host.engines[0].advance(1 << 20)
+        assert job.state() == core.BY_DOORBELL
+
+
+def test_lengths_that_differ_are_not_brought(host: SpanningHost) -> None:
+    host.come(0, JOINED, 1.0)
+    host.come(1, JOINED, 1.0)
+    host.settle(lambda: host.arrived(0) == {0, 1})
+    instance = host.tracker.instances[0]
+    instance.rows = ((COUNT,), (COUNT,), (COUNT,))
+    assert host.spanning.brings(instance)
+    instance.rows = ((COUNT,), (COUNT,), (COUNT + 1,))
+    assert not host.spanning.brings(instance)
 
 
 def test_nothing_is_taken_when_the_generation_is_over(host: SpanningHost) -> None:
