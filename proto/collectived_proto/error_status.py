@@ -25,6 +25,7 @@ _OUR_WORDS = (
     ("network is unreachable", "there is no way to its host"),
     ("timed out", "its host does not answer"),
     ("failed parsing http/2", "something else answers there"),
+    ("wrong type for socket", "something else answers there"),
     ("connection reset", "the connection was closed"),
     ("broken pipe", "the connection was closed"),
     ("socket closed", "the connection was closed"),

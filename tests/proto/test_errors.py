@@ -80,6 +80,11 @@ def test_every_error_comes_out_of_a_status_as_it_went_in(kind: type[CollectiveEr
             "host: Connection refused",
             "the connection was refused: nothing listens there",
         ),
+        (
+            "failed to connect to all addresses; last error: FAILED_PRECONDITION: unix:/run/door.sock: connect failed: "
+            "addr: unix:/run/door.sock error: Protocol wrong type for socket",
+            "something else answers there",
+        ),
         ("the coordinator is stopping", "the coordinator is stopping"),
         ("", "UNAVAILABLE"),
     ],
