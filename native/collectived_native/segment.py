@@ -15,10 +15,11 @@ from typing import NamedTuple
 from collectived_native import core
 from collectived_native.cores import count_cores, may_use_all_cores
 
-_FORMAT = struct.Struct("<8Q")
+_FORMAT = struct.Struct("<9Q")
 _KIB = 1024
 _SHARES_BYTES = 512 * _KIB  # of all columns of a seat's part
 _FOLDED_BYTES = 64 * _KIB  # that every one of many ranks reads to fold a small value
+_DIRECT_BYTES = 4096 * _KIB  # smaller values lie in the caches, from where the kernel copies slower than a rank does
 SPIN_MICROSECONDS = 60  # for which a rank looks before it sleeps, where there are cores for it
 _YIELDS = 20  # where there are not
 
@@ -34,6 +35,7 @@ class Geometry:
         small: bytes of a seat's value up to which one tick carries it all.
         streamed: bytes of a result from which it is written past the caches.
         mail: bytes of each seat for letters that nobody has asked for yet.
+        direct: bytes of a value for another rank from which that reads it in this rank's process, where it may.
     """
 
     version: int
@@ -44,6 +46,7 @@ class Geometry:
     small: int
     streamed: int
     mail: int
+    direct: int
 
     @classmethod
     def choose(
@@ -54,7 +57,8 @@ class Geometry:
         small = (128 if seats <= cores else 64) * _KIB
         if seats > 8:
             small = max(256, _FOLDED_BYTES // seats)
-        return cls(core.SCHEDULE_VERSION, seats, int(operated), start, share, small, 24 * 1024 * _KIB // seats, mail)
+        streamed = 24 * 1024 * _KIB // seats
+        return cls(core.SCHEDULE_VERSION, seats, int(operated), start, share, small, streamed, mail, _DIRECT_BYTES)
 
     def encode(self) -> bytes:
         """Return the form in which it travels and in which the core takes it."""
@@ -81,19 +85,21 @@ class Waiting:
         yields: how often it gives up its core before it sleeps.
         hops: whether it may move to another core where two ranks share one.
         is_operated: whether the worker operates the seat, and calls `advance` when its eventfd (`knock`) says so.
+        shows_memory: whether it and the others read large values in each other's processes, if the kernel permits that.
     """
 
     spin_ns: int
     yields: int
     hops: bool
     is_operated: bool = False
+    shows_memory: bool = True
 
     @classmethod
     def choose(cls, seats: int, environment: Mapping[str, str] = os.environ) -> Waiting:
         """Choose it for a segment of so many seats: no looking where cores are short.
 
         `COLLECTIVED_SPIN` is the number of microseconds for which a rank looks, 0 for never; `COLLECTIVED_HOP=0`
-        keeps ranks where they are.
+        keeps ranks where they are; with `COLLECTIVED_DIRECT=0` no rank reads in another's process.
 
         Raises:
             ValueError: a variable is not what it must be.
@@ -105,11 +111,14 @@ class Waiting:
         if not text and seats > count_cores():
             spin = 0
         return cls(
-            spin * 1000, 0 if spin else _YIELDS, environment.get("COLLECTIVED_HOP") != "0" and may_use_all_cores()
+            spin * 1000,
+            0 if spin else _YIELDS,
+            environment.get("COLLECTIVED_HOP") != "0" and may_use_all_cores(),
+            shows_memory=environment.get("COLLECTIVED_DIRECT") != "0",
         )
 
 
-OPERATED = Waiting(0, 0, False, is_operated=True)
+OPERATED = Waiting(0, 0, False, is_operated=True, shows_memory=False)
 
 
 class SeatState(NamedTuple):
@@ -227,4 +236,5 @@ def attach(
         doorbell,
         clock_offset_ns,
         waiting.is_operated,
+        waiting.shows_memory,
     )

@@ -17,12 +17,11 @@ import signal
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from tests.native.ranks import Failed, Work, as_bytes, finish, make_geometry
-from tests.native.test_common_binding import BYTES, SLOT_BYTES, SLOTS, SLOTS_AT, Memory
 from tests.native.test_schedule import BUILDERS
 
 from collectived_native import core, segment
@@ -30,6 +29,7 @@ from collectived_native.segment import Geometry
 
 COUNTS = (1, 100, 5000, 40_000)
 LETTER_BYTES = (8, 5000, 300_000, 1_000_000)
+READ_DIRECTLY = 4096  # bytes from which a value is read in the other rank's process, in every other round
 DEEDS = ("kill", "kill", "kill", "stop", "abort")
 HANG_SECONDS = 20.0
 STOP_SECONDS = 0.02
@@ -56,29 +56,11 @@ def prepare(seats: int, rank: int) -> list[tuple[Work, list[bytes]]]:
     return found
 
 
-def carry_out_in_common_memory(
-    engine: core.Engine, memory: Memory, work: Work, plan: core.Plan, wanted: list[bytes]
-) -> bool:
-    """Carries out a collective whose inputs lie in common memory; whether something else came out."""
-    inputs = tuple(map(memory.place, work.inputs))
-    outputs = work.make_outputs()
-    if work.operation == core.ALL_REDUCE:
-        plan.use_slots(SLOTS_AT, SLOT_BYTES, SLOTS, 0)
-    job = engine.run(plan, inputs, outputs, 0, None)
-    finish(engine, job)
-    slot = -1 if job is None else job.slot()
-    if slot >= 0:
-        outputs = tuple(memory.slot(slot, out.size, out.dtype) for out in outputs)
-    return as_bytes(outputs) != wanted
-
-
 def take_part(
-    meet: tuple[int, int], geometry: Geometry, rank: int, known: list[tuple[Work, list[bytes]]], seed: int, report: int
+    descriptor: int, geometry: Geometry, rank: int, known: list[tuple[Work, list[bytes]]], seed: int, report: int
 ) -> None:
     """Carries out collectives until it is over, and reports what it has seen."""
-    descriptor, common = meet
     engine = segment.attach(descriptor, geometry, rank)
-    memory = Memory(engine, common, rank)
     own_chance = random.Random(seed + rank)  # where a value lies is each rank's own affair
     chance = random.Random(seed)  # the same on all ranks
     plans: dict[int, core.Plan] = {}
@@ -101,10 +83,7 @@ def take_part(
                 work, wanted = known[index]
                 plan = plans.get(index) or plans.setdefault(index, work.plan(engine))
                 outputs = work.make_outputs()
-                if len(batch) == 1 and own_chance.random() < 0.7:
-                    wrong += carry_out_in_common_memory(engine, memory, work, plan, wanted)
-                    done += 1
-                elif len(batch) == 1:
+                if len(batch) == 1:
                     flight.append((engine.run(plan, work.inputs, outputs, 0, None), outputs, wanted))
                 else:
                     flight.append((engine.submit(plan, work.inputs, outputs, 0, None, False), outputs, wanted))
@@ -157,7 +136,7 @@ def gather_letters(
     return wrong or any(heard[sender] != each for sender in range(seats) if sender != root)
 
 
-def start(meet: tuple[int, int], geometry: Geometry, known: EXPECTED, seed: int, report: int) -> dict[int, int]:
+def start(descriptor: int, geometry: Geometry, known: EXPECTED, seed: int, report: int) -> dict[int, int]:
     """Starts all ranks; their process numbers."""
     found = {}
     for rank in range(geometry.seats):
@@ -165,7 +144,7 @@ def start(meet: tuple[int, int], geometry: Geometry, known: EXPECTED, seed: int,
         if child == 0:
             status = 1
             try:
-                take_part(meet, geometry, rank, known[rank], seed, report)
+                take_part(descriptor, geometry, rank, known[rank], seed, report)
                 status = 0
             finally:
                 os._exit(status)
@@ -210,10 +189,7 @@ def play(geometry: Geometry, known: EXPECTED, chance: random.Random) -> Round:
     descriptor = segment.create(geometry)
     watcher = segment.watch(descriptor, geometry)
     down, up = os.pipe()
-    common = os.memfd_create("common")
-    os.ftruncate(common, BYTES)
-    witness = Witness(watcher, start((descriptor, common), geometry, known, chance.randrange(1 << 30), up))
-    os.close(common)
+    witness = Witness(watcher, start(descriptor, geometry, known, chance.randrange(1 << 30), up))
     os.close(up)
     begun = time.monotonic()
     while watcher.decided()[0] < 3 and time.monotonic() < begun + HANG_SECONDS:
@@ -271,7 +247,12 @@ def drill(rounds: int, seats: tuple[int, ...], seed: int) -> list[Round]:
     prepared = {}
     for number in set(seats):
         prepared[number] = tuple(prepare(number, rank) for rank in range(number))
-    return [play(make_geometry(n), prepared[n], chance) for n in (seats[i % len(seats)] for i in range(rounds))]
+    found = []
+    for i in range(rounds):
+        geometry = make_geometry(seats[i % len(seats)])
+        geometry = replace(geometry, direct=chance.choice((READ_DIRECTLY, geometry.direct)))
+        found.append(play(geometry, prepared[geometry.seats], chance))
+    return found
 
 
 def main() -> int:

@@ -19,7 +19,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Found = TypeVar("Found")
 REDUCE_OPS = {op: number for number, op in enumerate(ReduceOp, 1)}
 DIGEST = b"the same for all"
-TINY = Geometry(core.SCHEDULE_VERSION, 0, 0, 0, 1024, 512, 1 << 40, 1 << 20)  # many ticks with few bytes
+TINY = Geometry(core.SCHEDULE_VERSION, 0, 0, 0, 1024, 512, 1 << 40, 1 << 20, 1 << 40)  # many ticks with few bytes
+DIRECT = replace(TINY, direct=600)  # nearly all that may be read where it lies is
 LIMIT_SECONDS = 50.0
 
 

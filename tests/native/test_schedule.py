@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from tests.native.ranks import (
+    DIRECT,
     REDUCE_OPS,
     TINY,
     Array,
@@ -118,11 +119,11 @@ BUILDERS = {name[6:]: build for name, build in globals().items() if name.startsw
 
 
 @pytest.mark.parametrize("seats", SEATS)
-@pytest.mark.parametrize("geometry", [TINY, None], ids=["tiny", "chosen"])
+@pytest.mark.parametrize("geometry", [TINY, DIRECT, None], ids=["tiny", "direct", "chosen"])
 @pytest.mark.parametrize("name", BUILDERS)
 def test_a_collective_gives_what_its_definition_says(name: str, geometry: Geometry | None, seats: int) -> None:
     build: Build = BUILDERS[name]
-    counts = COUNTS if geometry is TINY else (1, 30_000, 400_000)
+    counts = (1, 30_000, 400_000) if geometry is None else COUNTS
 
     def body(engine: core.Engine, rank: int) -> list[int]:
         wrong = []

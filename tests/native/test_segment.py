@@ -12,7 +12,7 @@ from tests.native.ranks import finish, make_geometry, make_plan
 
 from collectived_native import core, segment
 from collectived_native.cores import count_cores
-from collectived_native.segment import Geometry, Waiting
+from collectived_native.segment import OPERATED, Geometry, Waiting
 
 
 @pytest.mark.parametrize("seats", [1, 2, 3, 8, 9, 64, 256])
@@ -44,7 +44,7 @@ def test_a_geometry_out_of_range_is_refused(change: dict[str, int]) -> None:
     geometry = replace(make_geometry(2), **change)
     with pytest.raises(ValueError, match="out of range"):
         segment.create(geometry)
-    with pytest.raises(ValueError, match="64 bytes"):
+    with pytest.raises(ValueError, match="72 bytes"):
         Geometry.decode(geometry.encode()[1:])
 
 
@@ -124,6 +124,12 @@ def test_a_rank_looks_only_where_there_are_cores_for_it() -> None:
     assert Waiting.choose(1, {"COLLECTIVED_SPIN": "0"}).spin_ns == 0
     with pytest.raises(ValueError, match="COLLECTIVED_SPIN='much'"):
         Waiting.choose(1, {"COLLECTIVED_SPIN": "much"})
+
+
+def test_a_rank_s_memory_is_shown_to_others_unless_the_environment_says_no() -> None:
+    assert Waiting.choose(2, {}).shows_memory
+    assert not Waiting.choose(2, {"COLLECTIVED_DIRECT": "0"}).shows_memory
+    assert not OPERATED.shows_memory  # nor does a worker read in another process
 
 
 def test_a_rank_moves_only_where_nobody_has_bound_it() -> None:

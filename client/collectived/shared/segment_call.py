@@ -85,7 +85,7 @@ class SegmentCall(Call):
             self._inputs = tuple([self._make_input(leaf) for leaf in given])
             self.arrays = []
         if self.out is not None and self._inputs:
-            self._inputs = self._keep_from_results(variant)
+            self._keep_apart(variant)
         return self._inputs, tuple([self._results[leaf] for leaf in variant.schedule.outputs])
 
     @property
@@ -124,15 +124,17 @@ class SegmentCall(Call):
             return np.array(array, order="C")
         return np.ascontiguousarray(array) if array.ndim else array
 
-    def _keep_from_results(self, variant: Form) -> tuple[Array, ...]:
-        """Return the inputs; copies of those over which results are written while they are still read."""
-        spans = Spans({place: self._results[place] for place in variant.schedule.outputs})
-        kept = []
-        for leaf, array in zip(variant.schedule.inputs, self._inputs, strict=True):
-            over = spans.find_overlapping(array)
-            is_in_place = over == [leaf] and self.may_write_over and spans.is_same(leaf, array)
-            kept.append(array if not over or is_in_place else array.copy())
-        return tuple(kept)
+    def _keep_apart(self, variant: Form) -> None:
+        """Make those results anew that would be written over inputs while these are still read.
+
+        Inputs stay where they are: other ranks may have been told where they lie.
+        """
+        spans = Spans(dict(zip(variant.schedule.inputs, self._inputs, strict=True)))
+        for leaf in variant.schedule.outputs:
+            result = self._results[leaf]
+            over = spans.find_overlapping(result)
+            if over and not (over == [leaf] and self.may_write_over and spans.is_same(leaf, result)):
+                self._results[leaf] = np.empty(result.shape, result.dtype)
 
     @property
     def may_write_over(self) -> bool:

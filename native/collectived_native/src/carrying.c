@@ -39,9 +39,8 @@ struct held *hold(Engine *e, PyObject *const *args, PyObject *asked) {
     struct held *h = take_room(e, plan->plan->leaves_in + plan->plan->leaves_out);
     if (!h) return NULL;
     take_plan(e, h, args[0], nanoseconds, given);
-    if (!take_blob(h, args[4], plan->plan->meets || plan->plan->operation == ACROSS ? MAX_BLOB : 0) && !take_leaves(h, plan->plan, args[1], args[2])) {
-        if (!find_common(e, h)) return h;
-    }
+    Py_ssize_t most = plan->plan->meets || plan->plan->operation == ACROSS ? MAX_BLOB : 0;
+    if (!take_blob(h, args[4], most) && !take_leaves(h, plan->plan, args[1], args[2])) return h;
     free_held(h);
     return NULL;
 }
@@ -118,7 +117,7 @@ int see_through(Engine *e, struct held *h, u64 bytes, int *raised) {
 }
 
 PyObject *settle(Engine *e, struct held *h, int found, int raised) {
-    if (found == COMPLETE && !raised && h->job.slot < 0) {
+    if (found == COMPLETE && !raised) {
         give_back(e, h);
         return none();
     }

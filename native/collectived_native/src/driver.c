@@ -77,7 +77,7 @@ static void unlink_job(struct engine *e, struct job *job) {
 void engine_move_matched(struct engine *e, struct job *job) {
     pthread_mutex_lock(&e->lock);
     unlink_job(e, job);
-    job->stage = STEPS;
+    job->stage = CHOOSING;
     struct job **end = &e->letters;
     while (*end) end = &(*end)->next;
     *end = job, job->next = NULL;
@@ -90,6 +90,7 @@ static void wake_own_threads(struct engine *e) {
 }
 
 void engine_finish(struct engine *e, struct job *job, int state) {
+    if (job->kind == SEND && state != COMPLETE) letters_withdraw(e, job);
     pthread_mutex_lock(&e->lock);
     if (state != DESCRIBE) {
         unlink_job(e, job);
@@ -462,5 +463,6 @@ void engine_close(struct engine *e) {
         sched_yield();
     }
     if (has_thread != NO_THREAD) pthread_join(e->thread, NULL);
+    hide_process(e);
     letters_close(e);
 }

@@ -12,21 +12,15 @@
 
 #include "arithmetic.h"
 #include "letters.h"
+#include "mailbox.h"
 
 /* ---- One instance ---- */
-
-enum { DIRECT_BYTES = 1 << 20 }; /* of the result, between two looks at the world */
-static const u64 ELSEWHERE = ~(u64)0;
-
-static u64 digest_slots(const struct plan *plan) {
-    return ((plan->slots.at * 31 + plan->slots.bytes) * 31 + plan->slots.count) * 0x9e3779b97f4a7c15u;
-}
 
 static void announce(struct engine *e, const struct job *job, int whole) {
     const struct plan *plan = job->plan;
     struct record *record = &seat_of(e->segment, e->seat)->record[job->instance & 1];
     u64 flags = (plan->open ? RECORD_OPEN : 0) | (plan->meets ? RECORD_MEETS : 0) | (whole ? RECORD_WHOLE : 0) |
-                (job->source != ELSEWHERE ? RECORD_COMMON : 0) | job->blob_bytes << RECORD_BLOB_SHIFT;
+                (job->is_direct ? RECORD_DIRECT : 0) | job->blob_bytes << RECORD_BLOB_SHIFT;
 #define SAY(field, value) atomic_store_explicit(&record->field, value, memory_order_release)
     SAY(instance, ~(u64)0);
     SAY(digest[0], plan->digest[0] ^ e->segment->geometry_digest);
@@ -37,9 +31,7 @@ static void announce(struct engine *e, const struct job *job, int whole) {
     SAY(asked, job->asked);
     SAY(description, plan->description);
     SAY(began, job->began);
-    SAY(source, job->source);
-    SAY(held, job->held);
-    SAY(slots, digest_slots(plan));
+    SAY(value, job->is_direct && plan->leaves_in ? (u64)(uintptr_t)job->values.in[0] : 0);
     SAY(instance, job->instance);
 #undef SAY
 }
@@ -135,52 +127,24 @@ static int all_are_at(struct engine *e, u64 n, u64 want) {
     return 1;
 }
 
-/* ---- Values in common memory ---- */
+/* ---- Values that are read where they lie ---- */
 
-/* How many ranks' values lie there, by what all have said in the first tick. */
-static int count_common(const struct segment *s, u64 n) {
+/* How many seats are ready for that, by what all have said in the first tick. */
+static int count_direct(const struct segment *s, u64 n) {
     int count = 0;
     for (int i = 0; i < (int)s->geometry.seats; i++)
-        count += (load(&seat_of(s, i)->record[n & 1].flags) & RECORD_COMMON) != 0;
+        count += (load(&seat_of(s, i)->record[n & 1].flags) & RECORD_DIRECT) != 0;
     return count;
 }
 
-/* The first slot that nobody looks into; -1: there is none, or not all know the same slots. All ranks find the same. */
-static int choose_slot(const struct segment *s, const struct plan *plan, u64 n) {
-    u64 held = 0, digest = digest_slots(plan);
-    for (int i = 0; i < plan->seats; i++) {
-        const struct record *record = &seat_of(s, i)->record[n & 1];
-        held |= load(&record->held);
-        if (load(&record->slots) != digest) return -1;
-    }
-    for (int slot = 0; slot < (int)plan->slots.count; slot++)
-        if (!(held >> slot & 1)) return slot;
-    return -1;
-}
-
-static int find_sources(const struct engine *e, const struct job *job, const char *sources[MAX_SEATS]) {
-    const struct phase *p = &job->plan->phase[0];
-    for (int i = 0; i < job->plan->seats; i++) {
-        u64 at = load(&seat_of(e->segment, i)->record[job->instance & 1].source), bytes = value_bytes(job->plan, p, i);
-        sources[i] = e->common.base + at;
-        if (bytes && (at > e->common.bytes || bytes > e->common.bytes - at)) return i;
-    }
-    return -1;
-}
-
-/* All have said where their values lie: they move straight from there, or by ticks. */
+/* All have said whether they are ready: values are read where they lie, or move by ticks. */
 static int begin_moving(struct engine *e, struct job *job) {
-    struct segment *s = e->segment;
-    const struct plan *plan = job->plan;
-    int reduces = plan->operation == ALL_REDUCE, slot = reduces ? choose_slot(s, plan, job->instance) : -1;
-    if (count_common(s, job->instance) < plan->seats || (reduces && slot < 0)) return begin_steps(e, job, 1);
-    job->slot = slot;
-    direct_range(plan, &job->at, &job->end);
-    job->stage = DIRECT;
+    if (count_direct(e->segment, job->instance) < job->plan->seats) return begin_steps(e, job, 1);
+    job->stage = DIRECT, job->copied = 0;
     return 1;
 }
 
-static int common_values(struct engine *e, struct job *job) {
+static int choosing(struct engine *e, struct job *job) {
     struct segment *s = e->segment;
     u64 n = job->instance, want = n << TICK_BITS | 1;
     int found = outcome(load(&head_of(s)->decided), n);
@@ -191,30 +155,24 @@ static int common_values(struct engine *e, struct job *job) {
     return begin_moving(e, job);
 }
 
+/* A value cannot be read. Where its process is over, or takes no part any more, that is for the worker to say. */
+static int wait_for_verdict(struct engine *e, struct job *job, int culprit) {
+    struct segment *s = e->segment;
+    if (is_gone(s, culprit) || !is_readable(e, culprit)) return wait_decided(e, job, 0, 0);
+    return finish(e, job, end_generation(s, job->instance, NONSENSE, culprit));
+}
+
 static int direct(struct engine *e, struct job *job) {
     struct segment *s = e->segment;
-    const struct plan *plan = job->plan;
-    u64 n = job->instance, m = DIRECT_BYTES / plan->phase[0].result_item;
-    const char *sources[MAX_SEATS];
-    int found = outcome(load(&head_of(s)->decided), n);
+    u64 n = job->instance;
+    int culprit = 0, found = outcome(load(&head_of(s)->decided), n), moved;
     if (found > 0) return finish(e, job, found);
-    if (job->at < job->end) {
-        int wrong = find_sources(e, job, sources);
-        if (wrong >= 0) return finish(e, job, end_generation(s, n, NONSENSE, wrong));
-        if (m > job->end - job->at) m = job->end - job->at;
-        char *slot = job->slot < 0 ? NULL : e->common.writable + plan->slots.at + (u64)job->slot * plan->slots.bytes;
-        take_direct(plan, &job->values, sources, slot, job->at, m);
-        job->at += m;
-        if (job->at < job->end) return 1;
-    }
-    if (load(&seat_of(s, e->seat)->progress) < full(n)) { /* nobody's value is read any more by this seat */
-        if (plan->streams) finish_streaming();
-        publish(e, full(n));
-        if (may_be_last(e) && all_there(s, n)) decide(s, n);
-        return 1;
-    }
-    if (found == PENDING) return wait_decided(e, job, 0, 0);
-    return finish(e, job, COMPLETE);
+    if (load(&seat_of(s, e->seat)->progress) == full(n)) return found == COMPLETE ? finish(e, job, COMPLETE) : wait_decided(e, job, 0, 0);
+    if ((moved = copy_directly(e, job, &culprit)) < 0) return wait_for_verdict(e, job, culprit);
+    if (moved) return 1;
+    publish(e, full(n)); /* once all have, nobody reads the value of another any more: then it is decided */
+    if (may_be_last(e) && all_there(s, n)) decide(s, n);
+    return 1;
 }
 
 /* ---- Values that may be whole in the first tick ---- */
@@ -237,11 +195,12 @@ static int begin(struct engine *e, struct job *job) {
     char *part = input_of(s, e->seat, e->ticks);
     if (job->blob_bytes) memcpy(blob_of(s, e->seat, e->ticks), job->blob, job->blob_bytes);
     if (whole) put_whole(plan, &job->values, part + values_at(plan));
+    job->is_direct = !plan->whole && can_be_direct(e, job);
     announce(e, job, whole);
     if (!plan->meets && !whole) {
         int first_is_last = plan->steps + (u64)plan->depth == 2; /* then step 0 waits until it is known how values move */
-        if (job->source == ELSEWHERE && !first_is_last) return begin_steps(e, job, 0);
-        job->stage = COMMON_VALUES;
+        if (!job->is_direct && !first_is_last) return begin_steps(e, job, 0);
+        job->stage = CHOOSING;
         publish(e, n << TICK_BITS | 1);
         return 1;
     }
@@ -310,7 +269,7 @@ static int step(struct engine *e, struct job *job) {
         if (found > 0) return finish(e, job, found);
         if (found != COMPLETE && !all_are_at(e, n, want)) return 0; /* where it is complete, all have come */
         int disputed = k + job->base == 1 ? find_dispute(s, n) : -1;
-        if (k == 1 && !job->base && disputed < 0 && count_common(s, n)) return begin_steps(e, job, 1); /* they have put nothing */
+        if (k == 1 && !job->base && disputed < 0 && count_direct(s, n)) return begin_steps(e, job, 1); /* they have put nothing */
         found = disputed >= 0 ? end_generation(s, n, MISMATCH, disputed)
                 : k == last   ? decide(s, n)
                               : found;
@@ -334,7 +293,7 @@ int engine_step(struct engine *e, struct job *job) {
     case MEETING: return meeting(e, job);
     case WHOLE: return whole(e, job);
     case STEPS: return step(e, job);
-    case COMMON_VALUES: return common_values(e, job);
+    case CHOOSING: return choosing(e, job);
     case DIRECT: return direct(e, job);
     default: return 0;
     }
@@ -361,7 +320,7 @@ int engine_bring(struct engine *e, const struct plan *plan, const struct values 
     if (found != PENDING) return found == COMPLETE ? NONSENSE : found;
     put_whole(plan, values, input_of(s, e->seat, e->ticks));
     if (bytes) memcpy(blob_of(s, e->seat, e->ticks), blob, bytes);
-    announce(e, &(struct job){.plan = plan, .instance = n, .source = ELSEWHERE, .blob_bytes = bytes}, 1);
+    announce(e, &(struct job){.plan = plan, .instance = n, .blob_bytes = bytes}, 1);
     publish(e, full(n));
     may_be_last(e); /* it is: it comes when all others have */
     return decide(s, n);

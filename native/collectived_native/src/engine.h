@@ -23,7 +23,7 @@ enum {
 
 static const u64 NO_INSTANCE = ~(u64)0 >> 17; /* later than any */
 
-enum stage { QUEUED, MEETING, WHOLE, STEPS, COMMON_VALUES, DIRECT, DONE };
+enum stage { QUEUED, MEETING, WHOLE, STEPS, CHOOSING, DIRECT, DONE };
 enum kind { COLLECTIVE, SEND, RECEIVE };
 enum { CANCEL = 1, ABANDON };
 
@@ -39,9 +39,8 @@ struct job {
     u64 tick;         /* the next, counted from step 0 */
     a64 steps_done;
     int waiting;      /* how many waited to join when it was decided: nothing later is, before this seat comes to it */
-    u64 source, held; /* of a value in common memory, ~0: elsewhere; result slots that are in use */
-    int slot;         /* where its result lies in common memory; -1: in the outputs */
-    u64 at, end;      /* elements that are to be made there */
+    int is_direct;    /* this seat is ready to have values read where they lie */
+    u64 copied;       /* bytes of the result, if all are ready */
     const void *blob;
     u64 blob_bytes;
     struct { /* of sends and receives */
@@ -53,6 +52,7 @@ struct job {
         u64 wait_until;      /* a send lets its receiver match it, or others read what fills the mail, until then */
         u64 give_up;         /* when a send is refused that has found no room since, 0: it has */
         int expects;         /* a receive that knows blob and length beforehand */
+        u64 source;          /* where a receive reads in the sender's process, or a send lets it; 0: it does not */
         _Atomic int cancels; /* CANCEL: it is to end unless it is matched; ABANDON: wherever it would wait */
     } letter;
     int notify, described;
@@ -80,7 +80,7 @@ struct engine {
     int knock, doorbell, is_operated;
     a32 rung;                         /* the doorbell has something to read, which its reader is to be told */
     a32 is_roused;                    /* callers look up every SLEEP_MOST */
-    struct common common;
+    u64 token;                        /* proves to others that they read this process; 0: they are not to */
     /* The queue. `lock` is held for a few instructions only. */
     pthread_mutex_t lock;
     struct job *first, *last;         /* collectives that are not done */
@@ -159,6 +159,19 @@ int engine_bring(struct engine *e, const struct plan *plan, const struct values 
 int engine_step(struct engine *e, struct job *job);
 /* Takes a receive that is matched out of those that are not. */
 void engine_move_matched(struct engine *e, struct job *job);
+/* direct.c: whether the values of a job can be read where they lie, as far as this seat can tell. */
+int can_be_direct(struct engine *e, const struct job *job);
+/* Copies more of the result: 1, or 0: nothing is left; or -1: the value of `culprit` cannot be read. */
+int copy_directly(struct engine *e, struct job *job, int *culprit);
+/* Copies what lies in a seat's process; 0, or -1: it cannot be read. */
+int read_seat(const struct engine *e, int seat, u64 address, void *to, u64 bytes);
+/* Whether the kernel lets others read this process's memory there: not, say, where a device's is mapped. */
+int can_be_read(const char *memory, u64 bytes);
+/* Whether a seat's process is the one that it was, and can be read. */
+int is_readable(const struct engine *e, int seat);
+/* Says where others find this seat's process; and that they do not any more. */
+void show_process(struct engine *e);
+void hide_process(struct engine *e);
 /* Ends a job. */
 void engine_finish(struct engine *e, struct job *job, int state);
 

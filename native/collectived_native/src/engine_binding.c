@@ -249,7 +249,6 @@ static PyObject *engine_detach(PyObject *self, PyObject *unused) {
     }
     struct segment *segment = e->segment;
     e->segment = NULL;
-    release_common(e);
     segment_unmap(segment);
     return none();
 }
@@ -262,16 +261,16 @@ static void engine_dealloc(PyObject *self) {
     free_object(self);
 }
 
-/* attach(descriptor, geometry, seat, spin_ns, yields, hops, knock, doorbell, clock_offset_ns, is_operated) */
+/* attach(descriptor, geometry, seat, spin_ns, yields, hops, knock, doorbell, clock_offset_ns, is_operated, shows_memory) */
 static PyObject *attach(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     char *geometry;
     Py_ssize_t length;
     (void)module;
-    if (has_arguments(count, 10, "(descriptor, geometry, seat, spin_ns, yields, hops, knock, doorbell, clock_offset_ns, is_operated)") ||
+    if (has_arguments(count, 11, "(descriptor, geometry, seat, spin_ns, yields, hops, knock, doorbell, clock_offset_ns, is_operated, shows_memory)") ||
         PyBytes_AsStringAndSize(args[1], &geometry, &length))
         return NULL;
-    long long n[10];
-    for (int i = 0; i < 10; i++) n[i] = i == 1 ? 0 : PyLong_AsLongLong(args[i]);
+    long long n[11];
+    for (int i = 0; i < 11; i++) n[i] = i == 1 ? 0 : PyLong_AsLongLong(args[i]);
     if (PyErr_Occurred()) return NULL;
     if (n[2] < 0 || n[2] >= MAX_SEATS) return PyErr_Format(PyExc_ValueError, "no such seat: %lld", n[2]);
     struct segment *segment = segment_map((int)n[0], geometry, (size_t)length, (int)n[2]);
@@ -287,6 +286,7 @@ static PyObject *attach(PyObject *module, PyObject *const *args, Py_ssize_t coun
     engine->spin = engine->budget = (u64)n[3], engine->yields = (int)n[4], engine->hops = n[5] != 0;
     engine->knock = n[6] < 0 ? -1 : segment->knock, engine->doorbell = (int)n[7], engine->clock_offset = n[8];
     engine_operate(engine, n[9] != 0);
+    if (n[10]) show_process(engine);
     e->segment = segment, e->engine = engine, e->epoch = segment->epoch;
     return (PyObject *)e;
 }
@@ -296,8 +296,6 @@ static PyMethodDef engine_methods[] = {
     FAST_METHOD("run", engine_run, "Carry out a collective; None, or a job to be waited for."),
     FAST_METHOD("submit", engine_submit_job, "Start a collective; its job."),
     FAST_METHOD("enqueue", engine_enqueue, "The same, but only `advance` carries it on."),
-    FAST_METHOD("use_common", engine_use_common, "Memory that all ranks map, in which values and results may lie."),
-    FAST_METHOD("add_own", engine_add_own, "Another mapping of a part of it."),
     FAST_METHOD("send", engine_send, "Send to a seat; None, or a job to be waited for."),
     FAST_METHOD("receive", engine_receive, "Receive from a seat, or from any; None, or a job to be waited for."),
     {"collect", engine_collect, METH_O, "Notified jobs that are done, or need to be described."},
@@ -320,7 +318,6 @@ static PyMethodDef job_methods[] = {
     {"state", job_state, METH_NOARGS, "The state, without waiting."},
     {"instance", job_instance, METH_NOARGS, "Its number."},
     {"waiting", job_waiting, METH_NOARGS, "Of a collective that is complete: how many processes waited to join then."},
-    {"slot", job_slot, METH_NOARGS, "Where the result lies in common memory; -1: in the outputs."},
     {"phases_done", job_phases_done, METH_NOARGS, "Phases that are delivered, -1: all."},
     {"blobs", job_blobs, METH_NOARGS, "What each seat has said in the first tick."},
     {"source", job_source, METH_NOARGS, "Of a receive: who has sent what it takes; -1: it is not matched."},

@@ -80,8 +80,9 @@ struct geometry {
     u64 small;    /* bytes of a seat's value up to which one tick carries it all */
     u64 streamed; /* bytes of a result from which it is written past the caches */
     u64 mail;     /* bytes in which a seat stages letters that nobody has asked for */
+    u64 direct;   /* bytes of a value for another seat from which that reads it where it lies */
 };
-enum { SCHEDULE_VERSION = 5 };
+enum { SCHEDULE_VERSION = 6 };
 
 struct record { /* what a seat says of its instance; two of them, in turn */
     _Alignas(CACHE_LINE) a64 instance; /* ~0 while it is written */
@@ -92,16 +93,13 @@ struct record { /* what a seat says of its instance; two of them, in turn */
     a64 asked;       /* nanoseconds that its caller gave it, for messages */
     a64 description; /* the worker's number for it */
     a64 began;       /* when it was submitted, by the worker's clock */
-    /* Where the value lies in memory that all map; see `struct common`. */
-    a64 source; /* ~0: elsewhere */
-    a64 held;   /* result slots that this rank still looks into: a bit each */
-    a64 slots;  /* digest of where they lie */
+    a64 value; /* where it lies in this seat's process, with RECORD_DIRECT */
 };
 enum { /* flags of a record; bits 32-63: bytes of the blob */
     RECORD_OPEN = 1,    /* takes what comes */
     RECORD_MEETS = 2,   /* the first tick carries a blob, and may be the last */
     RECORD_WHOLE = 4,   /* all of this seat's value lies in the first tick */
-    RECORD_COMMON = 8,  /* it lies in memory that all map, or there is none */
+    RECORD_DIRECT = 8,  /* others may read it from this seat's process, and this seat can read theirs */
     RECORD_BLOB_SHIFT = 32,
 };
 
@@ -114,12 +112,14 @@ struct letter { /* one send; written by the sender alone. What the receiver says
     a64 filled;  /* bytes that can be read */
     a64 place;   /* within the seat's mail; ~0: in the letter's own slot, after the blob */
     a64 ring_end; /* bytes from LETTER_RING on up to there are written over what has been taken */
+    a64 source;   /* where the value lies in the sender's process, as long as it may be read there; 0: it may not */
 };
 
 struct receipt { /* what a receiver says of one letter: whose serial it has matched, and how far it has read */
     a64 serial;
-    a64 taken;
+    a64 taken; /* bytes, and one more once it has all; or READS_SOURCE */
 };
+static const u64 READS_SOURCE = (u64)1 << 63; /* the letter must stay as it is until it has all */
 
 /* What a seat has completed of one description; it alone writes. The last ones, one for each operation, are for all
  * descriptions that found no place of their own. */
@@ -147,6 +147,8 @@ struct seat { /* the start of a seat's own range */
     _Alignas(CACHE_LINE) a32 cpu; /* 1 + where it waited last */
     a64 slept, hops;
     a64 missing[SEAT_WORDS]; /* who had not come when this seat let an instance expire */
+    /* Its process, as that knows itself, and a number that lies there; 0: not said. See direct.c. */
+    _Alignas(CACHE_LINE) a64 process, token_at, token;
 };
 
 struct meeting_place { /* of one seat, written by others */
@@ -171,14 +173,6 @@ struct head {
     _Alignas(CACHE_LINE) a64 sleepers[SEAT_WORDS]; /* seats that sleep until `decided` changes */
     struct counter blocks[MAX_SEATS / BLOCK_SEATS], top;
     struct meeting_place places[];
-};
-
-/* Memory of the worker's beside the segment, which all ranks of the group map: values that lie there can be read by all,
- * and results be written there once for all. Offsets count from its start. */
-struct common {
-    const char *base;
-    char *writable; /* the same memory; NULL: no results are written there */
-    u64 bytes;
 };
 
 /* A process's mapping of a segment; several engines of a process share one. */

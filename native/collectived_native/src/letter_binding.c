@@ -43,7 +43,6 @@ static int take_all(struct held *h, PyObject *leaves, int writable) {
 
 void address_letter(struct held *h, enum kind kind, int peer, u32 tag, int expects) {
     h->job.kind = kind;
-    h->job.source = ~(u64)0, h->job.slot = -1;
     h->job.letter.peer = peer, h->job.letter.tag = tag, h->job.letter.slot = -1;
     h->job.letter.bytes = use_letter_leaves(h), h->job.letter.expects = expects;
 }

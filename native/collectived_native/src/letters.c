@@ -8,63 +8,22 @@
  * is copied while the receiver reads: it has memory for all of its bytes, but touches no more than a ring as long as the
  * receiver, which has matched it by the time that the ring is full, goes on reading. Where the mail is full, a letter for a receive that is posted may begin
  * all the same; any other waits a while for others to be read, and is refused if none is.
+ *
+ * A long letter that is matched before it is there is read in the sender's process instead (direct.c), and the send is done
+ * when it has been. The receiver says so before it looks whether all is there, and the sender says that all is there before
+ * it looks whether the receiver reads: so one of them knows, and a value is never read after its send is done. A send that
+ * ends otherwise takes its offer back first, and a receive counts only if it is still there when all has been read.
  */
 #define _GNU_SOURCE
 #include "letters.h"
+#include "mailbox.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
-enum { CHUNK = 64 << 10, WAKE_EVERY = 1 << 20, KEPT = 32 << 20, PATIENCE = 100000, ROOM_LOOK = MILLISECOND, FEW = 16 };
+enum { CHUNK = 64 << 10, STRETCH = 1 << 20, WAKE_EVERY = 1 << 20, PATIENCE = 100000, ROOM_LOOK = MILLISECOND };
 enum { WAITS, MOVED, OVER }; /* what came of looking at a job; it is looked at no more once it has ended */
-static const u64 NOWHERE = ~(u64)0, REFUSE_AFTER = 1000000000u; /* nanoseconds in which nobody reads anything */
-
-struct mailbox {
-    struct {
-        u64 serial, place, room; /* place NOWHERE: in its slot; room 0: free */
-        int receiver;
-    } slot[LETTERS];
-    u64 live[LETTER_WORDS]; /* slots that are in use: a bit each */
-    u64 next;               /* number of the next letter */
-    u64 after, top;         /* end of the last place that was given away, and the highest since all were free */
-    int count, reclaim_at;  /* letters in use, and so many of them are to be looked through */
-    int turn;
-    u32 withdrawn; /* withdrawals that have been looked at */
-    struct total *sends, *receives;
-};
-
-static struct mailbox *mailbox_of(struct engine *e) {
-    if (e->mailbox || !(e->mailbox = calloc(1, sizeof *e->mailbox))) return e->mailbox;
-    struct mailbox *box = e->mailbox;
-    for (int i = 0; i < LETTERS; i++) { /* an operator before may have used the table */
-        const struct letter *letter = &letters_of(e->segment, e->seat)[i];
-        u64 number = load(&letter->number);
-        box->slot[i].serial = load(&letter->serial);
-        if (box->next <= number && box->slot[i].serial) box->next = number + 1;
-    }
-    box->sends = find_total(e, ~(u64)0, SENDS), box->receives = find_total(e, ~(u64)0, RECEIVES);
-    return box;
-}
-
-/* The first bit from `from` on; LETTERS: there is none. */
-static int next_bit(const u64 bits[LETTER_WORDS], int from) {
-    for (int w = from / 64; w < LETTER_WORDS; w++) {
-        u64 word = w == from / 64 ? bits[w] >> from % 64 << from % 64 : bits[w];
-        if (word) return w * 64 + __builtin_ctzll(word);
-    }
-    return LETTERS;
-}
-
-static int first_free(const struct mailbox *box) {
-    for (int w = 0; w < LETTER_WORDS; w++)
-        if (~box->live[w]) return w * 64 + __builtin_ctzll(~box->live[w]);
-    return LETTERS;
-}
-
-static int is_gone(const struct segment *s, int seat) {
-    return load(&head_of(s)->gone[seat / 64]) >> seat % 64 & 1;
-}
+static const u64 REFUSE_AFTER = 1000000000u; /* nanoseconds in which nobody reads anything */
 
 /* Why a seat is gone. */
 static int reason_why_gone(const struct segment *s) {
@@ -103,61 +62,6 @@ static int end(struct engine *e, struct job *job, int state) {
 
 /* ---- Sending ---- */
 
-static struct receipt *receipt_of(const struct segment *s, int sender, int receiver, int slot) {
-    return &receipts_of(s, receiver, sender)[slot];
-}
-
-static void free_letter(struct engine *e, struct mailbox *box, int slot) {
-    struct letter *letter = &letters_of(e->segment, e->seat)[slot];
-    struct seat *own = seat_of(e->segment, e->seat);
-    atomic_store_explicit(&letter->serial, ++box->slot[slot].serial, memory_order_release);
-    box->live[slot / 64] &= ~((u64)1 << slot % 64);
-    atomic_store(&own->live[slot / 64], box->live[slot / 64]);
-    box->count--, box->after = 0;
-    u64 place = box->slot[slot].place, room = box->slot[slot].room;
-    char *mail = mail_of(e->segment, e->seat);
-    if (place != NOWHERE && room > KEPT) madvise(mail + place, room, MADV_REMOVE); /* the kernel takes the pages back */
-    if (!box->count && box->top > KEPT) madvise(mail + KEPT, box->top - KEPT, MADV_REMOVE);
-    if (!box->count) box->top = 0;
-    box->slot[slot].room = 0;
-}
-
-/* Frees the letters that have been read wholly, or that nobody will read; whether there were any. */
-static int reclaim(struct engine *e, struct mailbox *box) {
-    int before = box->count;
-    for (int i = next_bit(box->live, 0); i < LETTERS; i = next_bit(box->live, i + 1)) {
-        const struct letter *letter = &letters_of(e->segment, e->seat)[i];
-        const struct receipt *receipt = receipt_of(e->segment, e->seat, box->slot[i].receiver, i);
-        u64 bytes = load(&letter->bytes);
-        if (load(&letter->filled) < bytes) continue; /* still being written */
-        int read = load(&receipt->serial) == box->slot[i].serial && load(&receipt->taken) == bytes + 1;
-        if (read || is_gone(e->segment, box->slot[i].receiver)) free_letter(e, box, i);
-    }
-    box->reclaim_at = box->count < FEW ? 0 : 2 * box->count;
-    return box->count < before;
-}
-
-/* The first place in the mail for so many bytes, behind the last one if nothing has been freed since; NOWHERE: there is none. */
-static u64 find_place(const struct engine *e, struct mailbox *box, u64 room) {
-    u64 place = box->after;
-    for (int again = 1; again;) {
-        again = 0;
-        for (int i = next_bit(box->live, 0); i < LETTERS; i = next_bit(box->live, i + 1)) {
-            u64 from = box->slot[i].place, end = from + box->slot[i].room;
-            if (!box->slot[i].room || from == NOWHERE || end <= place || from >= place + room) continue;
-            place = end, again = 1;
-        }
-    }
-    if (place + room > e->segment->geometry.mail) {
-        if (!box->after) return NOWHERE;
-        box->after = 0;
-        return find_place(e, box, room);
-    }
-    box->after = place + room;
-    if (box->after > box->top) box->top = box->after;
-    return place;
-}
-
 static u64 after_blob(u64 blob_bytes) {
     return (blob_bytes + 7) / 8 * 8;
 }
@@ -188,6 +92,8 @@ static int begin_send(struct engine *e, struct mailbox *box, struct job *job) {
     if (slot == LETTERS || (needs_place && place == NOWHERE)) return box->reclaim_at = 0, wait_for_room(e, job, freed);
     struct letter *letter = &letters_of(s, e->seat)[slot];
     char *own_slot = slot_of(s, e->seat, slot);
+    int is_direct = e->token && needs_place && bytes >= s->geometry.direct && job->letter.leaves == 1 && can_be_read(job->values.in[0], bytes);
+    job->letter.source = is_direct ? (u64)(uintptr_t)job->values.in[0] : 0;
     if (job->blob_bytes) memcpy(own_slot, job->blob, job->blob_bytes);
     u64 filled = 0;
     if (place == NOWHERE) move(job, 0, filled = bytes, own_slot + after_blob(job->blob_bytes));
@@ -200,6 +106,7 @@ static int begin_send(struct engine *e, struct mailbox *box, struct job *job) {
     SAY(filled, filled);
     SAY(place, place);
     SAY(ring_end, ring_end);
+    SAY(source, job->letter.source);
 #undef SAY
     job->letter.slot = slot, job->letter.moved = filled;
     box->slot[slot].place = place, box->slot[slot].room = place == NOWHERE ? 0 : room, box->slot[slot].receiver = job->letter.peer;
@@ -218,6 +125,16 @@ static int is_patient(struct engine *e, struct job *job) {
     return t < job->letter.wait_until;
 }
 
+static int end_send(struct engine *e, struct mailbox *box, struct job *job) {
+    if (load(&letters_of(e->segment, e->seat)[job->letter.slot].ring_end) == job->letter.bytes)
+        box->slot[job->letter.slot].room = LETTER_RING; /* it has used no more */
+    return end(e, job, COMPLETE);
+}
+
+void letters_withdraw(struct engine *e, const struct job *job) {
+    if (job->letter.source) atomic_exchange(&letters_of(e->segment, e->seat)[job->letter.slot].source, 0);
+}
+
 /* Copies more of a letter; whether there was room. */
 static int go_on_sending(struct engine *e, struct mailbox *box, struct job *job) {
     struct segment *s = e->segment;
@@ -226,7 +143,15 @@ static int go_on_sending(struct engine *e, struct mailbox *box, struct job *job)
     const struct receipt *receipt = receipt_of(s, e->seat, peer, slot);
     u64 moved = job->letter.moved, bytes = job->letter.bytes, at = moved, most = bytes - moved, ring_end = load(&letter->ring_end);
     int is_matched = load(&receipt->serial) == box->slot[slot].serial, has_place = box->slot[slot].room >= bytes;
-    if (moved == LETTER_RING && !ring_end && !is_matched && load(&seat_of(s, peer)->posted) && is_patient(e, job)) return WAITS; /* it is about to */
+    u64 reads = is_matched && job->letter.source ? atomic_load(&receipt->taken) : 0;
+    if (reads == READS_SOURCE) return is_gone(s, peer) ? end(e, job, reason_why_gone(s)) : WAITS;
+    if (reads == bytes + 1 || moved == bytes) {
+        atomic_store_explicit(&letter->filled, bytes, memory_order_release);
+        return end_send(e, box, job);
+    }
+    int is_awaited = !is_matched && load(&seat_of(s, peer)->posted);
+    if (!moved && job->letter.source && is_awaited && is_patient(e, job)) return WAITS; /* it is about to read it where it lies */
+    if (moved == LETTER_RING && !ring_end && is_awaited && is_patient(e, job)) return WAITS; /* it is about to */
     if (moved == LETTER_RING && !ring_end && is_matched) ring_end = bytes;
     if (moved < LETTER_RING && most > LETTER_RING - moved) most = LETTER_RING - moved;
     if (moved >= LETTER_RING && moved < ring_end) {
@@ -243,14 +168,12 @@ static int go_on_sending(struct engine *e, struct mailbox *box, struct job *job)
     atomic_store_explicit(&letter->ring_end, ring_end, memory_order_release);
     move(job, moved, most, mail_of(s, e->seat) + box->slot[slot].place + at);
     job->letter.moved += most, job->letter.wait_until = 0;
-    atomic_store_explicit(&letter->filled, job->letter.moved, memory_order_release);
+    atomic_store(&letter->filled, job->letter.moved); /* seq_cst: before it is looked whether the receiver reads the source */
     /* To wake a receiver that sleeps costs both of them more than to copy a chunk; but it must not sleep where it is waited for. */
     int hurries = moved < ring_end || job->letter.moved == LETTER_RING || job->letter.moved % WAKE_EVERY < most;
     if (hurries || job->letter.moved == bytes) notify(s, peer);
     else atomic_fetch_add(&place_of(s, peer)->mail, 1);
-    if (job->letter.moved < bytes) return MOVED;
-    if (ring_end == bytes) box->slot[slot].room = LETTER_RING; /* it has used no more */
-    return end(e, job, COMPLETE);
+    return job->letter.moved < bytes || job->letter.source ? MOVED : end_send(e, box, job);
 }
 
 /* ---- Receiving ---- */
@@ -336,12 +259,46 @@ static int match(struct engine *e, struct mailbox *box, struct job *job) {
     return left || (any && seats == 1) ? WAITS : end(e, job, reason_why_gone(s));
 }
 
+/* Whether all of a letter is to be read where it lies in its sender's process: it is not all here yet. */
+static int reads_source(struct engine *e, const struct job *job, const struct letter *letter, struct receipt *receipt) {
+    int can = e->token && job->letter.leaves == 1 && load(&letter->filled) < job->letter.bytes && is_readable(e, job->letter.peer);
+    if (!can) return 0;
+    atomic_exchange(&receipt->taken, READS_SOURCE);
+    if (atomic_load(&letter->filled) < job->letter.bytes) return 1;
+    atomic_store(&receipt->taken, 0); /* the send may be done: its sender may write over the value */
+    notify(e->segment, job->letter.peer);
+    return 0;
+}
+
+/* Reads more of a letter in its sender's process. */
+static int read_source(struct engine *e, struct job *job, const struct letter *letter, struct receipt *receipt) {
+    struct segment *s = e->segment;
+    int peer = job->letter.peer;
+    u64 moved = job->letter.moved, bytes = job->letter.bytes, most = bytes - moved < STRETCH ? bytes - moved : STRETCH;
+    int failed = most && read_seat(e, peer, job->letter.source + moved, job->values.out[0] + moved, most);
+    if (is_gone(s, peer)) return end(e, job, reason_why_gone(s));
+    if (atomic_load(&letter->source) != job->letter.source) return WAITS; /* its send has failed: there is a reason to come */
+    if (failed && is_readable(e, peer)) end_now(s, NONSENSE, peer);
+    if (failed) return WAITS;
+    job->letter.moved += most;
+    if (job->letter.moved < bytes) return MOVED;
+    atomic_store(&receipt->taken, bytes + 1);
+    notify(s, peer);
+    return end(e, job, COMPLETE);
+}
+
 /* Reads more of a letter; whether there was something. */
 static int go_on_receiving(struct engine *e, struct job *job) {
     struct segment *s = e->segment;
     int peer = job->letter.peer, slot = job->letter.slot, gone = is_gone(s, peer);
     const struct letter *letter = &letters_of(s, peer)[slot];
     struct receipt *receipt = receipt_of(s, peer, e->seat, slot);
+    if (job->stage == CHOOSING) { /* it has just been matched, and has memory */
+        u64 source = load(&letter->source);
+        job->letter.source = source && reads_source(e, job, letter, receipt) ? source : 0;
+        job->stage = STEPS;
+    }
+    if (job->letter.source) return read_source(e, job, letter, receipt);
     u64 filled = load(&letter->filled), moved = job->letter.moved, bytes = job->letter.bytes, place = load(&letter->place), at = moved;
     if (filled > bytes) filled = bytes; /* of a member that writes anything */
     u64 most = filled - moved;

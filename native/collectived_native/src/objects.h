@@ -9,8 +9,6 @@ extern PyTypeObject *plan_type, *job_type, *engine_type, *watcher_type, *repeats
 extern PyType_Spec plan_spec, job_spec, engine_spec, watcher_spec, repeats_spec, crossings_spec;
 extern PyMethodDef engine_functions[], watcher_functions[], repeats_functions[], crossings_functions[];
 
-enum { MOST_OWN = 66 }; /* mappings of common memory */
-
 typedef struct {
     PyObject head;
     struct segment *segment;
@@ -18,9 +16,6 @@ typedef struct {
     u64 epoch;
     struct job_object *in_flight; /* each with a reference of the engine's, until it is done */
     struct held *spare;           /* of the last blocking call */
-    Py_buffer memory[MOST_OWN];   /* in which values and results may lie: all of it, the same writable, then own parts */
-    u64 offset[MOST_OWN];
-    int parts;
 } Engine;
 
 typedef struct {
@@ -125,13 +120,6 @@ PyObject *carry_out(Engine *e, struct held *h, u64 bytes);
 /* Goes on with a job that was stopped, with the leaves that `described` holds. */
 void go_on(Job *job, struct held *described);
 Job *usable_job(PyObject *self);
-PyObject *engine_use_common(PyObject *self, PyObject *const *args, Py_ssize_t count);
-PyObject *engine_add_own(PyObject *self, PyObject *const *args, Py_ssize_t count);
-PyObject *plan_use_slots(PyObject *self, PyObject *const *args, Py_ssize_t count);
-/* Finds where in common memory the value of a job lies, and its slots; 0, or -1 with an error set. */
-int find_common(const Engine *e, struct held *h);
-PyObject *job_slot(PyObject *self, PyObject *unused);
-void release_common(Engine *e);
 PyObject *engine_send(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *engine_receive(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *job_cancel(PyObject *self, PyObject *unused);

@@ -150,7 +150,6 @@ Plan *plan_of(const Engine *e, PyObject *object) {
 }
 
 static PyMethodDef plan_methods[] = {
-    FAST_METHOD("use_slots", plan_use_slots, "Where results in common memory may lie, and which places are in use."),
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot plan_slots[] = {{Py_tp_dealloc, (void *)plan_dealloc}, {Py_tp_methods, plan_methods}, {Py_tp_doc, "A prepared collective of one seat."}, {0, NULL}};

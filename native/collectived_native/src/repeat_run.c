@@ -86,7 +86,7 @@ static int prepare_collective(struct run *run, Engine *e) {
     use_leaves(h, plan->leaves_in);
     if (overlap_in_part(h, plan->leaves_in)) return 0;
     take_plan(e, h, again->plan, again->nanoseconds, again->nanoseconds);
-    return take_blob(h, again->blob, MAX_BLOB) || find_common(e, h) ? -1 : 1;
+    return take_blob(h, again->blob, MAX_BLOB) ? -1 : 1;
 }
 
 static int prepare_letter(struct run *run, Engine *e) {

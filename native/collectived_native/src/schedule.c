@@ -11,6 +11,7 @@
  * segment, but where the value is small: then all of it does, so that results may be written over inputs.
  */
 #include "schedule.h"
+#include "flows.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -18,27 +19,10 @@
 
 #include "arithmetic.h"
 
-enum way { SHARES, PIECES, COMMON, PERSONAL };
 enum { SHORTEST_COLUMN = 16 << 10, OVERLAPPING_STEPS = 4 };
-
-static const struct { enum way way; int rooted, folds; } OPERATION[OPERATIONS] = {
-    [ALL_REDUCE] = {SHARES, 0, 1},     [REDUCE] = {SHARES, 1, 1}, [BROADCAST] = {COMMON, 1, 0},
-    [ALL_GATHER] = {COMMON, 0, 0},     [GATHER] = {COMMON, 1, 0}, [SCATTER] = {PERSONAL, 1, 0},
-    [REDUCE_SCATTER] = {PIECES, 0, 1}, [ALL_TO_ALL] = {PERSONAL, 0, 0}, [BARRIER] = {COMMON, 0, 0},
-    [ACROSS] = {SHARES, 1, 1}, /* the root is the worker, which has no value of its own */
-};
 
 static u64 least(u64 a, u64 b) {
     return a < b ? a : b;
-}
-
-/* Seats that fold: the first so many. */
-static int folders(const struct plan *plan) {
-    return plan->seats - (plan->operation == ACROSS);
-}
-
-static int folds(const struct plan *plan) {
-    return OPERATION[plan->operation].folds && (plan->operation != ACROSS || plan->reduce_op);
 }
 
 static u64 round_line(u64 bytes) {
@@ -62,69 +46,6 @@ static u64 brought(const struct plan *plan, const struct phase *p) {
 
 static u64 begin_of_result(const struct plan *plan, const struct phase *p) {
     return folds(plan) ? 0 : p->counts[plan->seats];
-}
-
-/* ---- Counts: how much of a phase moves from whom to whom ---- */
-
-/* Elements that `from` has for `to`; in phases that fold, and in common ones, for all. */
-static u64 flow(const struct plan *plan, const struct phase *p, int from, int to) {
-    switch (plan->operation) {
-    case ALL_REDUCE:
-    case REDUCE: return p->count;
-    case ACROSS: return from == plan->root ? 0 : folds(plan) ? p->count : p->counts[from];
-    case BROADCAST: return from == plan->root ? p->count : 0;
-    case ALL_GATHER:
-    case GATHER: return p->counts[from];
-    case SCATTER: return from == plan->root ? p->counts[to] : 0;
-    case REDUCE_SCATTER: return p->counts[to];
-    case ALL_TO_ALL: return p->counts[(u64)from * (u64)plan->seats + (u64)to];
-    default: return 0;
-    }
-}
-
-/* Elements of the value of a seat. */
-static u64 value_of(const struct plan *plan, const struct phase *p, int seat) {
-    enum way way = OPERATION[plan->operation].way;
-    if (way == SHARES || way == COMMON) return flow(plan, p, seat, 0);
-    u64 sum = 0;
-    for (int to = 0; to < plan->seats; to++) sum += flow(plan, p, seat, to);
-    return sum;
-}
-
-static int receives(const struct plan *plan) {
-    return plan->operation == BROADCAST || plan->operation == SCATTER || !OPERATION[plan->operation].rooted ||
-           plan->me == plan->root;
-}
-
-/* Elements of the result of this seat. */
-static u64 result_of_seat(const struct plan *plan, const struct phase *p) {
-    if (plan->operation == ACROSS) return p->starts_out[p->leaves_out]; /* a rank that is no root has none */
-    if (!receives(plan)) return 0;
-    u64 sum = 0;
-    switch (OPERATION[plan->operation].way) {
-    case SHARES: return p->count;
-    case PIECES: return p->counts[plan->me];
-    case COMMON:
-    case PERSONAL:
-        for (int from = 0; from < plan->seats; from++) sum += flow(plan, p, from, plan->me);
-    }
-    return sum;
-}
-
-/* Where in this seat's value that begins which it has for `to`. */
-static u64 offset_in(const struct plan *plan, const struct phase *p, int from, int to) {
-    enum way way = OPERATION[plan->operation].way;
-    u64 at = 0;
-    if (way == PIECES || way == PERSONAL)
-        for (int i = 0; i < to; i++) at += flow(plan, p, from, i);
-    return at;
-}
-
-/* Where in this seat's result that begins which it has from `from`. */
-static u64 offset_out(const struct plan *plan, const struct phase *p, int from) {
-    u64 at = 0;
-    for (int i = 0; i < from; i++) at += flow(plan, p, i, plan->me);
-    return at;
 }
 
 /* ---- Plans ---- */
@@ -255,7 +176,9 @@ struct plan *plan_make(const struct segment *s, int seat, int operation, int red
         *why = "what goes across hosts has to fit into one tick";
         return free(plan), errno = EINVAL, NULL;
     }
-    plan->shareable = phases == 1 && plan->leaves_in <= 1 && plan->leaves_out <= 1 && operation != REDUCE && operation != ACROSS;
+    int moves = operation == BROADCAST || operation == ALL_GATHER || operation == SCATTER || operation == ALL_TO_ALL;
+    if (moves && phases == 1 && plan->leaves_in <= 1 && plan->leaves_out <= 1)
+        plan->longest = longest_flow(plan, plan->phase) * plan->phase->item;
     return plan;
 }
 
@@ -371,36 +294,38 @@ void take_whole(const struct segment *s, const struct plan *plan, const struct v
     }
 }
 
-/* ---- Values in memory that all map: straight from there ---- */
+/* ---- Values that are read where they lie ---- */
 
-u64 value_bytes(const struct plan *plan, const struct phase *p, int seat) {
-    return value_of(plan, p, seat) * p->item;
+/* Whether others can read this seat's value while it writes its result. */
+static int may_deliver_early(const struct plan *plan, const struct values *v) {
+    const struct phase *p = plan->phase;
+    if (!plan->leaves_in || !plan->leaves_out || plan->operation == BROADCAST) return 1; /* its root writes nothing else */
+    return v->in[0] + p->starts_in[1] * p->item <= v->out[0] || v->out[0] + p->starts_out[1] * p->item <= v->in[0];
 }
 
-void direct_range(const struct plan *plan, u64 *begin, u64 *end) {
-    const struct phase *p = &plan->phase[0];
-    *begin = 0, *end = p->starts_out[p->leaves_out]; /* a root may have no result of its own */
-    if (plan->operation != ALL_REDUCE) return;
-    u64 share = (p->count / (u64)plan->seats / PAGE + 1) * PAGE; /* whole pages, so that no two ranks write into one */
-    *begin = least(p->count, share * (u64)plan->me);
-    *end = plan->me + 1 == plan->seats ? p->count : least(p->count, *begin + share);
+int is_for_direct(const struct segment *s, const struct plan *plan, const struct values *v) {
+    return plan->longest && plan->longest >= s->geometry.direct && may_deliver_early(plan, v);
 }
 
-void take_direct(const struct plan *plan, const struct values *v, const char *const *sources, char *slot, u64 at, u64 m) {
-    const struct phase *p = &plan->phase[0];
-    const void *from[MAX_SEATS];
-    char *out = (slot ? slot : v->out[0]) + at * p->result_item;
-    if (OPERATION[plan->operation].folds) {
-        u64 skip = OPERATION[plan->operation].way == PIECES ? offset_in(plan, p, plan->me, plan->me) : 0;
-        for (int i = 0; i < plan->seats; i++) from[i] = sources[i] + (skip + at) * p->item;
-        fold_inputs(p->dtype, plan->reduce_op, out, from, plan->seats, m, 1, plan->seats, plan->streams);
-        return;
+int next_piece(const struct plan *plan, const struct values *v, u64 done, struct piece *piece) {
+    const struct phase *p = plan->phase;
+    if (!plan->leaves_out) return 0;
+    for (int i = 1; i <= plan->seats; i++) { /* beginning with the neighbour, so that not all read the same memory */
+        int from = (plan->me + i) % plan->seats;
+        u64 bytes = flow(plan, p, from, plan->me) * p->item;
+        if (done < bytes) {
+            *piece = (struct piece){from, offset_in(plan, p, from, plan->me) * p->item + done, bytes - done,
+                                    v->out[0] + offset_out(plan, p, from) * p->item + done};
+            return 1;
+        }
+        done -= bytes;
     }
-    for (int sender = 0; m && sender < plan->seats; sender++) {
-        u64 flows = flow(plan, p, sender, plan->me), n = at < flows ? least(m, flows - at) : 0;
-        if (n) copy(plan, out, sources[sender] + (offset_in(plan, p, sender, plan->me) + at) * p->item, n * p->item);
-        out += n * p->item, m -= n, at = at > flows ? at - flows : 0;
-    }
+    return 0;
+}
+
+void copy_piece(const struct plan *plan, const struct values *v, const struct piece *piece) {
+    const char *own = v->in[0] + piece->at;
+    if (own != piece->to) copy(plan, piece->to, own, piece->bytes);
 }
 
 /* ---- Larger values, step by step ---- */

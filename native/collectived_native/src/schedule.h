@@ -37,8 +37,7 @@ struct plan { /* of one seat */
     struct total *total;           /* where completed instances are counted */
     u64 whole_bytes;               /* of this seat's value in the first tick */
     int streams;                   /* results pass the caches */
-    int shareable;                 /* a value in common memory can be read straight from there */
-    struct { u64 at, bytes, count, held; } slots; /* for results in common memory */
+    u64 longest;                   /* bytes from one seat for one other, where they can be read where they lie; 0: they cannot */
     struct phase phase[];          /* then the numbers to which they point */
 };
 
@@ -73,12 +72,19 @@ void keep_step(const struct segment *s, const struct plan *plan, const struct va
 /* Delivers what others have put (depth 1) or folded (depth 2) of a step. */
 void take_step(const struct segment *s, const struct plan *plan, const struct values *values, u64 step, u64 tick);
 
-/* Bytes of a seat's value. */
-u64 value_bytes(const struct plan *plan, const struct phase *p, int seat);
-/* The elements of the result that this seat makes where all values lie in common memory. */
-void direct_range(const struct plan *plan, u64 *begin, u64 *end);
-/* Makes some of them; `slot`: where the whole result goes, NULL: to the outputs. */
-void take_direct(const struct plan *plan, const struct values *values, const char *const *sources, char *slot, u64 at, u64 m);
+/* Whether it pays that values are read where they lie, and this seat's may be while it writes its result. Only where each
+ * seat has one array at most, so that one address says where it lies, and where nothing is folded: that is quicker by ticks. */
+int is_for_direct(const struct segment *s, const struct plan *plan, const struct values *values);
+/* A run of bytes of a seat's value that this seat copies; its own among them. */
+struct piece {
+    int from;
+    u64 at, bytes;
+    char *to;
+};
+/* The one that follows `done` bytes; 0: there is none. */
+int next_piece(const struct plan *plan, const struct values *values, u64 done, struct piece *piece);
+/* Copies one that is this seat's own. */
+void copy_piece(const struct plan *plan, const struct values *values, const struct piece *piece);
 
 /* Whether this is the worker's part in a collective of several hosts: it takes the partials, and brings the results. */
 int is_bringer(const struct plan *plan);

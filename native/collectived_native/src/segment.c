@@ -14,7 +14,7 @@ enum { MAGIC = 0x6c6c6f63, SMALLEST_SHARE = 1024, LARGEST_SHARE = 16 << 20 };
 
 _Static_assert(sizeof(struct seat) <= PAGE, "a seat's words fit into its first page");
 _Static_assert(sizeof(struct record) == 2 * CACHE_LINE, "what is always read of a record is one cache line");
-_Static_assert(sizeof(struct letter) == CACHE_LINE, "a letter is one cache line");
+_Static_assert(offsetof(struct letter, source) == CACHE_LINE, "what is read of all letters is one cache line");
 _Static_assert(sizeof(struct total) == CACHE_LINE, "a total is one cache line");
 _Static_assert(TOTALS * sizeof(struct total) % PAGE == 0, "what follows the totals begins a page");
 _Static_assert(HISTORY * sizeof(struct past) % PAGE == 0, "and so does what follows the history");

@@ -1,0 +1,274 @@
+"""Large values are read where they lie in the other rank's process, and only as long as they stay what they were."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.native.ranks import (
+    DIRECT,
+    LIMIT_SECONDS,
+    Array,
+    Failed,
+    Work,
+    as_bytes,
+    as_threads,
+    finish,
+    make_geometry,
+    make_value,
+)
+from tests.native.test_schedule import BUILDERS, Build
+
+from collectived_native import core, segment
+from collectived_native.segment import OPERATED, Geometry, SeatState, Waiting
+from collectived_proto.types import DType
+
+MOVES = ("broadcast", "all_gather", "scatter", "all_to_all")
+LARGE = 3 << 20  # bytes of a letter: more than the ring in which it would be sent
+
+
+def count_ticks(descriptor: int, geometry: Geometry) -> list[int]:
+    """What each rank has published so far."""
+    watcher = segment.watch(descriptor, geometry)
+    found = [SeatState(*watcher.seat(seat)).published for seat in range(geometry.seats)]
+    watcher.close()
+    return found
+
+
+@pytest.mark.parametrize("ready", [(0, 1, 2), (0, 2), ()], ids=str)
+@pytest.mark.parametrize("name", MOVES)
+def test_a_large_value_takes_two_ticks_where_all_ranks_are_ready(name: str, ready: tuple[int, ...]) -> None:
+    build: Build = BUILDERS[name]
+    geometry = make_geometry(3, DIRECT)
+    descriptor = segment.create(geometry)
+    ways = [replace(Waiting.choose(3), shows_memory=rank in ready) for rank in range(3)]
+    engines = [segment.attach(descriptor, geometry, rank, waiting=ways[rank]) for rank in range(3)]
+    jobs = []
+    for rank, engine in enumerate(engines):
+        work, wanted = build(3, rank, 4000)
+        outputs = work.make_outputs()
+        jobs.append((engine.submit(work.plan(engine), work.inputs, outputs, 0, None, False), outputs, wanted))
+    for engine, (job, outputs, wanted) in zip(engines, jobs, strict=True):
+        finish(engine, job)
+        assert as_bytes(outputs) == as_bytes(wanted)
+    ticks = count_ticks(descriptor, geometry)
+    assert ticks == [2] * 3 if len(ready) == 3 else min(ticks) > 2
+    for engine in engines:
+        engine.detach()
+    os.close(descriptor)
+
+
+def test_a_result_may_lie_over_the_value() -> None:
+    """The root of a broadcast writes nothing else there. In an all_to_all a rank would write over what others read."""
+
+    def body(engine: core.Engine, rank: int) -> list[str]:
+        wrong = []
+        for count in (300, 5000):
+            values = [make_value(DType.INT32, count, sender) for sender in range(3)]
+            value = values[rank].copy()
+            work = Work(core.BROADCAST, ((int(DType.INT32), (count,), (count,), (count,)),), (), (), 0, 1)
+            finish(engine, engine.run(work.plan(engine), (value,), (value,), 0, None))
+            wrong += ["broadcast"] * (value.tobytes() != values[1].tobytes())
+            rows = [np.concatenate([10 * sender + values[to] for to in range(3)]) for sender in range(3)]
+            value = rows[rank].copy()
+            work = Work(core.ALL_TO_ALL, ((int(DType.INT32), (count,) * 9, (3 * count,), (3 * count,)),), (), ())
+            finish(engine, engine.run(work.plan(engine), (value,), (value,), 0, None))
+            wanted = np.concatenate([10 * sender + values[rank] for sender in range(3)])
+            wrong += ["all_to_all"] * (value.tobytes() != wanted.tobytes())
+        return wrong
+
+    assert as_threads(3, body, geometry=DIRECT) == [[]] * 3
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[int, Geometry, core.Engine, core.Engine]]:
+    """A segment with a sender, and a receiver that moves only when it is called."""
+    geometry = make_geometry(2, replace(DIRECT, mail=16 << 20))
+    descriptor = segment.create(geometry)
+    sender = segment.attach(descriptor, geometry, 0)
+    knock = os.eventfd(0, os.EFD_NONBLOCK)
+    receiver = segment.attach(descriptor, geometry, 1, waiting=replace(OPERATED, shows_memory=True), knock=knock)
+    yield descriptor, geometry, sender, receiver
+    sender.detach()
+    receiver.detach()
+    os.close(knock)
+    os.close(descriptor)
+
+
+def broadcast(rank: int, count: int) -> Work:
+    phase = (int(DType.UINT8), (count,), (count,) if rank == 0 else (), (count,) if rank == 1 else ())
+    return Work(core.BROADCAST, (phase,), (np.full(count, 7, np.uint8),) if rank == 0 else (), ())
+
+
+def wait_until_published(descriptor: int, geometry: Geometry, ticks: int) -> None:
+    end = time.monotonic() + LIMIT_SECONDS
+    while count_ticks(descriptor, geometry)[0] < ticks:
+        assert time.monotonic() < end, "the root does not go on"
+        time.sleep(0.001)
+
+
+def advance_until(receiver: core.Engine, job: core.Job) -> int:
+    end = time.monotonic() + LIMIT_SECONDS
+    while (state := job.state()) == core.PENDING:
+        assert time.monotonic() < end, "it hangs"
+        receiver.advance(1 << 20)
+    return state
+
+
+def test_a_root_that_dies_before_it_has_been_read_fails_the_instance(
+    pair: tuple[int, Geometry, core.Engine, core.Engine],
+) -> None:
+    """It has done its part, and nobody can have its value any more."""
+    descriptor, geometry, _, receiver = pair
+    work = broadcast(1, 1 << 20)
+    out = np.zeros(1 << 20, np.uint8)
+    root = os.fork()
+    if root == 0:
+        signal.alarm(int(LIMIT_SECONDS))
+        own = segment.attach(descriptor, geometry, 0)
+        mine = broadcast(0, 1 << 20)
+        finish(own, own.run(mine.plan(own), mine.inputs, (), 0, None))
+        os._exit(0)
+    wait_until_published(descriptor, geometry, 1)
+    job = receiver.enqueue(work.plan(receiver), (), (out,), 0, None)
+    while count_ticks(descriptor, geometry)[1] < 1:
+        receiver.advance(1)
+    wait_until_published(descriptor, geometry, 2)
+    os.kill(root, signal.SIGKILL)
+    os.waitpid(root, 0)
+    for _ in range(10):
+        receiver.advance(1 << 20)
+    assert job.state() == core.PENDING  # who is to blame is for the worker to say
+    watcher = segment.watch(descriptor, geometry)
+    assert watcher.lost(0) == 0
+    assert advance_until(receiver, job) == core.LOST
+    assert watcher.verdict()[:3] == (0, core.LOST, 0)
+    watcher.close()
+
+
+def test_a_value_that_is_not_there_any_more_is_its_rank_s_fault(
+    pair: tuple[int, Geometry, core.Engine, core.Engine],
+) -> None:
+    descriptor, geometry, sender, receiver = pair
+    memory = mmap.mmap(-1, 1 << 20)
+    mine = broadcast(0, 1 << 20)
+    sending = sender.submit(mine.plan(sender), (memory,), (), 0, None, False)
+    wait_until_published(descriptor, geometry, 1)
+    out = np.zeros(1 << 20, np.uint8)
+    job = receiver.enqueue(broadcast(1, 1 << 20).plan(receiver), (), (out,), 0, None)
+    while count_ticks(descriptor, geometry)[1] < 1:
+        receiver.advance(1)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(address), 1 << 20, 0) == 0
+    assert advance_until(receiver, job) == core.NONSENSE
+    assert receiver.verdict()[:3] == (0, core.NONSENSE, 0)
+    with pytest.raises(Failed):
+        finish(sender, sending)
+
+
+def send(sender: core.Engine, value: Array, mode: int = core.BLOCKING) -> core.Job | None:
+    return sender.send(1, 3, (value,), 0, b"blob", mode)
+
+
+def test_a_long_letter_that_is_expected_does_not_pass_the_segment(
+    pair: tuple[int, Geometry, core.Engine, core.Engine],
+) -> None:
+    descriptor, _, sender, receiver = pair
+    value, out = np.full(LARGE, 5, np.uint8), np.zeros(LARGE, np.uint8)
+    receiving = receiver.receive(0, 3, (out,), 0, b"blob", core.QUIET)
+    assert receiving is not None
+    receiver.advance(1)  # its receive is there
+    before = os.fstat(descriptor).st_blocks
+    sending = send(sender, value, core.QUIET)
+    assert advance_until(receiver, receiving) == core.COMPLETE
+    finish(sender, sending)
+    assert out.tobytes() == value.tobytes()
+    assert (os.fstat(descriptor).st_blocks - before) * 512 <= LARGE // 2
+
+
+def test_a_send_does_not_wait_for_its_receive(pair: tuple[int, Geometry, core.Engine, core.Engine]) -> None:
+    _, _, sender, receiver = pair
+    value, out = np.full(LARGE, 5, np.uint8), np.zeros(LARGE, np.uint8)
+    finish(sender, send(sender, value))
+    value[:] = 6  # it is the caller's again
+    receiving = receiver.receive(0, 3, (out,), 0, b"blob", core.QUIET)
+    assert receiving is not None
+    assert advance_until(receiver, receiving) == core.COMPLETE
+    assert out.tobytes() == bytes([5]) * LARGE
+
+
+def test_a_letter_whose_send_has_failed_is_not_received(pair: tuple[int, Geometry, core.Engine, core.Engine]) -> None:
+    """The sender's memory may be anything by then."""
+    _, _, sender, receiver = pair
+    value, out = np.full(LARGE, 5, np.uint8), np.zeros(LARGE, np.uint8)
+    receiving = receiver.receive(0, 3, (out,), 0, b"blob", core.QUIET)
+    assert receiving is not None
+    receiver.advance(1)
+    sending = send(sender, value, core.QUIET)
+    assert sending is not None
+    while not out[0]:  # it reads
+        receiver.advance(1)
+    assert receiving.state() == core.PENDING
+    sender.abort(core.ABORTED, 0)
+    assert sending.wait(int(LIMIT_SECONDS * 1e9)) == core.ABORTED
+    value[:] = 6
+    assert advance_until(receiver, receiving) == core.ABORTED
+
+
+def test_a_value_is_never_read_after_its_send_is_done() -> None:
+    """Whichever comes first, and however close they come."""
+    rounds = 150
+
+    def body(engine: core.Engine, rank: int) -> list[int]:
+        pause = np.random.default_rng(rank).uniform(0, 1e-3, rounds)
+        memory, wrong = np.zeros(LARGE // 4, np.uint8), []
+        for number in range(rounds):
+            until = time.perf_counter() + pause[number]
+            while time.perf_counter() < until:
+                pass
+            if rank == 0:
+                memory[:] = number + 1
+                finish(engine, engine.send(1, 3, (memory,), 0, b"blob", core.BLOCKING))
+                memory[:] = 255
+            else:
+                finish(engine, engine.receive(0, 3, (memory,), 0, b"blob", core.BLOCKING))
+                if memory.tobytes() != bytes([number + 1]) * memory.size:
+                    wrong.append(number)
+        return wrong
+
+    assert as_threads(2, body, geometry=replace(DIRECT, mail=8 << 20)) == [[], []]
+
+
+def test_processes_read_each_other_and_a_stranger_s_number_is_not_believed() -> None:
+    """A rank says which process it is as that knows itself; another that has this number here has not its token."""
+    geometry = make_geometry(2, DIRECT)
+    descriptor = segment.create(geometry)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(int(LIMIT_SECONDS))
+        own = segment.attach(descriptor, geometry, 1)
+        out = np.zeros(1 << 20, np.uint8)
+        finish(own, own.run(broadcast(1, 1 << 20).plan(own), (), (out,), 0, None))
+        finish(own, own.run(broadcast(1, 1 << 20).plan(own), (), (out,), 0, None))
+        os._exit(int(out.tobytes() != bytes([7]) * out.size))
+    engine = segment.attach(descriptor, geometry, 0)
+    end = time.monotonic() + LIMIT_SECONDS
+    for _ in range(2):
+        work = broadcast(0, 1 << 20)
+        while not count_ticks(descriptor, geometry)[1]:  # it has come, and shown itself
+            assert time.monotonic() < end
+        before = count_ticks(descriptor, geometry)[0]
+        finish(engine, engine.run(work.plan(engine), work.inputs, (), 0, None))
+        direct = count_ticks(descriptor, geometry)[0] - before == 2
+    assert direct
+    assert os.waitpid(child, 0)[1] == 0
+    engine.detach()
+    os.close(descriptor)
