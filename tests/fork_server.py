@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import io
 import json
 import os
 import select
@@ -19,6 +20,7 @@ import threading
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 STATUS = struct.Struct("i")  # as waitstatus_to_exitcode has it
 MAX_REQUEST = 1 << 17  # bytes of one request
@@ -98,11 +100,28 @@ def run(request: Request) -> None:
     os.environ.update(request.environment)
     os.chdir(request.folder)
     sys.argv = ["-c"]
+    open_streams()
+    exec(compile(request.program, "<string>", "exec"), set_main())
+
+
+def open_streams() -> None:
+    """Make the standard streams anew: those of before know what their descriptors were."""
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(open(0, "rb", closefd=False), "utf-8")  # type: ignore[misc]  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = _open_unbuffered(1, "strict")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _open_unbuffered(2, "backslashreplace")  # type: ignore[misc]
+
+
+def _open_unbuffered(descriptor: int, errors: str) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.FileIO(descriptor, "w", closefd=False), "utf-8", errors, write_through=True)
+
+
+def set_main() -> dict[str, Any]:
+    """Make a new module the main one; what it holds."""
     module = sys.modules["__main__"] = types.ModuleType("__main__")
-    exec(compile(request.program, "<string>", "exec"), module.__dict__)
+    return module.__dict__
 
 
-def end() -> None:
+def end(status: int = 0) -> None:
     """End as after a program that has come to its end, but leave the modules together.
 
     An interpreter takes them apart, and in a child that copies nearly every page of the server: five times the
@@ -116,4 +135,4 @@ def end() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):  # the program has none any more
             stream.flush()
-    os._exit(0)
+    os._exit(status)

@@ -26,6 +26,7 @@ from typing import IO, Any, Self
 from tests.fork_server import STATUS, Request
 
 _ROOT = Path(__file__).parents[1]
+_ENVIRONMENT = dict(os.environ)  # before any test has changed it: one may look for processes that have what it set
 _SERVE = "import sys; from tests.fork_server import main; main(int(sys.argv[1]), sys.argv[2:])"
 
 
@@ -39,14 +40,16 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-c", _SERVE, str(theirs.fileno()), *modules],
                 cwd=_ROOT,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # its threads would not be there after a fork
+                env={**_ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"},  # its threads would not be there after a fork
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
 
-    def start(self, program: str, environment: Mapping[str, str], text: bool = True) -> ForkedProcess:
-        """Run a program with pipes for its standard streams, of text or of bytes."""
-        request = Request(program, os.getcwd(), dict(environment))
+    def start(
+        self, program: str, environment: Mapping[str, str], text: bool = True, folder: str | Path | None = None
+    ) -> ForkedProcess:
+        """Run a program with pipes for its standard streams, of text or of bytes; without a `folder` in this one."""
+        request = Request(program, str(folder or os.getcwd()), dict(environment))
         (stdin, our_stdin), (our_stdout, stdout), (our_stderr, stderr), (ended, told) = (os.pipe() for _ in range(4))
         theirs = [stdin, stdout, stderr, told]
         try:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.drills.history import Event, Gone, Outcome, Submit
 from tests.drills.limits import Hang, Limit
+from tests.forked_process import ForkedProcess, fork_server
 
 from collectived_proto.errors import Code
 
@@ -22,31 +23,43 @@ ROOT = Path(__file__).parents[2]
 SECRET = "the-secret-of-the-drills"
 _ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
-    "PYTHONFAULTHANDLER": "1",  # `end_with_stacks`
+    "PYTHONFAULTHANDLER": "1",  # `end_with_stacks`; `_PROGRAM` has the same
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
 _END_SECONDS = 10.0  # within which a process must have ended that was told to
 
 
+_DAEMON = "collectived_runtime.__main__"
+_RANK = "tests.drills.rank"
+_WARM = (_DAEMON, "collectived_runtime.worker.server", "collectived_runtime.coordinator.server", _RANK)
+_PROGRAM = "import faulthandler, sys; faulthandler.enable(); sys.argv = {!r}; from {} import main; main()"
+
+
 class Process:
     """A process with its standard error kept, and whatever signals a drill has for it.
 
-    `within`: what to put before its command, to run it on another host.
+    It is a fork of one that has imported its module, but on another host: `within` is what to put before its command.
     """
 
     def __init__(
-        self, arguments: Sequence[str], within: Sequence[str] = (), environment: dict[str, str] | None = None
+        self,
+        module: str,
+        arguments: Sequence[str] = (),
+        within: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
     ) -> None:
-        self._popen = subprocess.Popen(
-            [*within, sys.executable, *arguments],
-            cwd=ROOT,
-            env=os.environ | _ENVIRONMENT | (environment or {}),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        variables = os.environ | _ENVIRONMENT | (environment or {})
+        pipe = subprocess.PIPE
+        self._popen: subprocess.Popen[str] | ForkedProcess
+        if within:
+            command = [*within, sys.executable, "-m", module, *arguments]
+            self._popen = subprocess.Popen(
+                command, cwd=ROOT, env=variables, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+            )
+        else:
+            program = _PROGRAM.format([module, *arguments], module)
+            self._popen = fork_server(*_WARM).start(program, variables, folder=ROOT)
         self.pid = self._popen.pid
         self.log: list[str] = []
         self.changed = threading.Condition()
@@ -146,7 +159,7 @@ class Daemon(Process):
 
     def __init__(self, *arguments: str, within: Sequence[str] = ()) -> None:
         self._ready: dict[str, Any] = {}
-        super().__init__(["-m", "collectived_runtime", *arguments, "--attached", "--job", "drills"], within)
+        super().__init__(_DAEMON, [*arguments, "--attached", "--job", "drills"], within)
         self.say(SECRET)
 
     def ready(self, limit: Limit) -> dict[str, Any]:
@@ -203,7 +216,7 @@ class RankProcess(Process):
         self.joined: list[tuple[int, int]] = []  # (key, generation)
         self.spoilt = False  # it has misbehaved, and is of no more use
         self._asked = 0
-        super().__init__(["-m", "tests.drills.rank"], within, {"COLLECTIVED_SECRET": SECRET})
+        super().__init__(_RANK, (), within, {"COLLECTIVED_SECRET": SECRET})
         self.who += f" (pid {self.pid})"
 
     @property
