@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.forked_launch import run_launcher
 from tests.waiting import settle
 
-DRIVE = str(Path(__file__).with_name("run_job.py"))
+DRIVE = "tests.e2e.launcher.run_job"
 PATIENCE = 20.0
 
 
@@ -33,7 +34,7 @@ class Place:
             self.environment.pop(name, None)
 
     def command(self, *program: str, **wish: object) -> list[str]:
-        return [sys.executable, DRIVE, json.dumps(wish), *program]
+        return [sys.executable, "-m", DRIVE, json.dumps(wish), *program]
 
     def start(self, *program: str, **wish: object) -> subprocess.Popen[str]:
         """A job that the test will end."""
@@ -52,8 +53,10 @@ class Place:
                 process.kill()
 
     def drive(self, *program: str, **wish: object) -> subprocess.CompletedProcess[str]:
-        """A job on stand-in daemons, from its start to its end."""
+        """A job from its start to its end, on stand-in daemons, or on real ones: these are forks of the launcher."""
         command = self.command(*program, **wish)
+        if wish.get("real"):
+            return run_launcher(command, self.environment, timeout=PATIENCE)
         return subprocess.run(command, env=self.environment, text=True, capture_output=True, timeout=PATIENCE)
 
     def lines_with(self, launcher: subprocess.Popen[str], word: str, count: int) -> list[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forked_launch import start_launcher
 from tests.waiting import settle
 
 from collectived_launcher.status.discovery import Unreachable, find_target, request_status
@@ -57,13 +58,8 @@ class Launch:
         self._said = ""
         shape = ("--workers", "2", "--clients", str(clients))
         command = [sys.executable, "-m", "collectived_launcher", "launch", *shape, *options]
-        self.process = subprocess.Popen(
-            [*command, "--", sys.executable, "-c", program],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        self.process = start_launcher([*command, "--", sys.executable, "-c", program], environment)
 
     def hear(self, word: str, count: int = 1) -> str:
         """Waits until clients have said this so often; all that they have said until then."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from tests.forked_launch import run_launcher
 
 import collectived as cd
 from collectived_proto.codec import tiers_from_proto
@@ -187,8 +187,6 @@ def test_launch_stores_what_it_measured_where_the_user_keeps_state(tmp_path: Pat
     program = "import collectived as cd\nwith cd.connect() as s, s.join(timeout=20) as g: print(g.all_reduce('sum', 1))"
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     launch = [sys.executable, "-m", "collectived_launcher", "launch", "--workers", "2", "--tune"]
-    done = subprocess.run(
-        [*launch, "--", sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
-    )
+    done = run_launcher([*launch, "--", sys.executable, "-c", program], environment, timeout=60)
     assert done.returncode == 0, done
     assert list(json.loads((tmp_path / "collectived" / "tables.json").read_text())) == ["world 1,1"]

@@ -1,0 +1,177 @@
+"""Launchers whose daemons and clients on this host are forks of themselves; `hosts/local.py` would run Python anew.
+
+Everything up to `exec` is as ever: pipes, groups, the reaper, and the death of a parent. Then a child becomes the
+program instead of an interpreter that imports it, which takes hundreds of milliseconds of processor time. Jobs that are
+started by `subprocess` say that the other way works too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import importlib
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.fork_server import end, open_streams, set_main
+from tests.forked_process import ForkedProcess, fork_server
+
+from collectived_launcher.hosts import local
+from collectived_launcher.launch.daemons import DAEMON_COMMAND
+
+WARM = (
+    *("tests.forked_launch", "tests.e2e.launcher.run_job", "collectived_launcher.launch.cli", "collectived"),
+    *("collectived.connection.rpc", "collectived.shared.segment_channel", "collectived_runtime.__main__"),
+    *("collectived_runtime.worker.server", "collectived_runtime.coordinator.server"),
+)
+_DAEMON = "from collectived_runtime.__main__ import main; main()"
+_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def start_launcher(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, folder: str | Path | None = None
+) -> ForkedProcess:
+    """Start `python -m MODULE ARGUMENTS`, a launcher."""
+    assert tuple(command[:2]) == (sys.executable, "-m"), command
+    program = f"from tests.forked_launch import run; run({list(command[2:])!r})"
+    return fork_server(*WARM).start(program, os.environ if environment is None else environment, folder=folder)
+
+
+def run_launcher(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    folder: str | Path | None = None,
+    timeout: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """The same to its end."""
+    with start_launcher(command, environment, folder) as launcher:
+        try:
+            stdout, stderr = launcher.communicate(timeout=timeout)
+        except BaseException:
+            launcher.kill()
+            raise
+    return subprocess.CompletedProcess(list(command), launcher.wait(), stdout, stderr)
+
+
+def run(command: Sequence[str]) -> None:
+    """Be the launcher."""
+    vars(local)["subprocess"] = types.SimpleNamespace(**{**vars(subprocess), "Popen": _Popen})
+    module, *arguments = command
+    with contextlib.suppress(OSError):
+        _describe([sys.executable, "-m", *command], os.environ)
+    if module == "collectived_launcher":
+        module = "collectived_launcher.__main__"
+    sys.argv = [module, *arguments]
+    sys.exit(importlib.import_module(module).main())
+
+
+class _Popen(subprocess.Popen[bytes]):
+    def __init__(
+        self, command: Sequence[str], *, env: Mapping[str, str], preexec_fn: Callable[[], None], **options: Any
+    ) -> None:
+        become = functools.partial(_become, command, env, preexec_fn)
+        super().__init__(command, env=env, preexec_fn=become, **options)
+
+
+def _become(command: Sequence[str], environment: Mapping[str, str], prepare: Callable[[], None]) -> None:
+    """Be the program in this child; return where it is no program of ours, which `exec` is left to."""
+    prepare()
+    words = tuple(command)
+    if words[: len(DAEMON_COMMAND)] == DAEMON_COMMAND:
+        program, file, arguments = _DAEMON, "<string>", ["collectived_runtime", *words[len(DAEMON_COMMAND) :]]
+    elif words[:2] == (sys.executable, "-c"):
+        program, file, arguments = words[2], "<string>", ["-c", *words[3:]]
+    elif words[0] == sys.executable and words[1].endswith(".py") and Path(words[1]).exists():
+        program, file, arguments = Path(words[1]).read_text(), words[1], list(words[1:])
+    else:
+        return
+    try:
+        _describe(words, environment)
+    except OSError:  # this kernel lets nobody do so
+        return
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # their owners, which are below on the stack, do not miss them here
+    gc.freeze()
+    gc.enable()
+    _reset_signals()
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = arguments
+    open_streams()
+    _live(program, file)
+
+
+def _reset_signals() -> None:
+    """As `exec` and the start of an interpreter leave them."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN, None):
+            signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _live(program: str, file: str) -> None:
+    """Be `python -u` with that program to its end."""
+    main, status = set_main(), 0
+    if file != "<string>":
+        main["__file__"] = file
+        sys.path[0] = str(Path(file).resolve().parent)
+    try:
+        exec(compile(program, file, "exec"), main)
+    except SystemExit as left:
+        if left.code is not None and not isinstance(left.code, int):
+            print(left.code, file=sys.stderr)
+        status = left.code if isinstance(left.code, int) else int(left.code is not None)
+    except BaseException as error:
+        assert error.__traceback__ is not None
+        error.__traceback__ = error.__traceback__.tb_next  # this function is no part of the program
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 1
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+    end(status)
+
+
+class _MemoryMap(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("start_code", "end_code", "start_data", "end_data", "start_brk", "brk")),
+        *((name, ctypes.c_uint64) for name in ("start_stack", "arg_start", "arg_end", "env_start", "env_end", "auxv")),
+        ("auxv_size", ctypes.c_uint32),
+        ("exe_fd", ctypes.c_uint32),
+    )
+
+
+def _describe(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Let the kernel show this command line and environment of this process, as if it had been run with them."""
+    words = b"".join(os.fsencode(word) + b"\0" for word in command)
+    variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+    shown = mmap.mmap(-1, len(words + variables), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    shown.write(words + variables)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(shown))
+    _shown.append(shown)
+    told = Path("/proc/self/stat").read_text().rpartition(") ")[2].split()  # from the third field on, as proc(5) counts
+    start_code, end_code, start_stack = (int(told[field - 3]) for field in (26, 27, 28))
+    start_data, end_data, start_brk = (int(told[field - 3]) for field in (45, 46, 47))
+    _LIBC.sbrk.restype = ctypes.c_uint64
+    ends = at, at + len(words), at + len(words), at + len(words + variables)
+    about = _MemoryMap(
+        *(start_code, end_code, start_data, end_data, start_brk, _LIBC.sbrk(0), start_stack), *ends, 0, 0, 0xFFFFFFFF
+    )
+    if _LIBC.prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(about), ctypes.c_ulong(ctypes.sizeof(about)), 0):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+_shown: list[mmap.mmap] = []
