@@ -67,6 +67,7 @@ MOVE_KEEP: int  # receive, for a fold that waits for others
 MOVE_FOLD: int
 MOVE_FINISH: int
 MOVE_COPY: int
+LATE: int  # what is odd of a run where nothing but time has passed
 MOST_ROUTES: int
 MOST_WIRES: int
 

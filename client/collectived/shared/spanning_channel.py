@@ -35,6 +35,8 @@ class SpanningChannel(SegmentChannel):
     def _try_submit(self, call: Call, deadline: Deadline | None, addresses: tuple[ArenaAddress, ...]) -> bool:
         if not self._engines.is_declined and self.rank_state.verdict is None:
             self._require_engine(deadline)  # numbers are its
+        if isinstance(call, SegmentCall):
+            self._send_released()  # its worker may need the place for what comes
         return super()._try_submit(call, deadline, addresses)
 
     def _has_room(self, post: bool) -> bool:

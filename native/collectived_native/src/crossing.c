@@ -397,7 +397,7 @@ int crossings_wait(struct crossings *x, struct pollfd *polls, int count, u64 nan
         if (found == ODD) x->is_odd = 1;
         if (x->is_odd || others) return others;
         u64 t = engine_now(x->engine), limit = patience_end(x);
-        if (t >= limit) x->is_odd = 1;
+        if (t >= limit) x->is_odd = LATE;
         if (t >= limit || t >= until) return 0;
         u64 left = found == MOVED ? t : least(limit, until);
         struct timespec timeout = {(time_t)((left - t) / 1000000000u), (long)((left - t) % 1000000000u)};

@@ -26,6 +26,7 @@ enum {
     MOST_ROUTES = 256,
     MOST_WIRES = 64,
     RECENT = 4096,        /* arrivals that are remembered, of 1,024 instances at most */
+    LATE = 2,             /* `is_odd` where nothing but time has passed */
     MOST_MARKED = 9,      /* transfers of an instance of which it is remembered when they were done */
 };
 

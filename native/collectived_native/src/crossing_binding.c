@@ -263,7 +263,7 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     crossings_wait(x, polls.buf, watched, nanoseconds < 0 ? ~(u64)0 : (u64)nanoseconds);
     PyEval_RestoreThread(state);
     PyObject *parts[] = {list_events(polls.buf, watched), PyLong_FromUnsignedLongLong(x->next),
-                         PyBytes_FromStringAndSize((char *)x->chain, CHAIN_BYTES), PyBool_FromLong(x->is_odd), PyBool_FromLong(x->open != NULL),
+                         PyBytes_FromStringAndSize((char *)x->chain, CHAIN_BYTES), PyLong_FromLong(x->is_odd), PyBool_FromLong(x->open != NULL),
                          tell_wires(x), tell_totals(x), tell_recent(x)};
     PyBuffer_Release(&polls);
     return pack(parts, 8);

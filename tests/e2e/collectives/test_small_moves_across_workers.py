@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import collectived as cd
+from collectived.shared.results import MappedResults
 
 TIMES = 6  # the third time, and from then on, the native core has a part in it
 SMALL, LARGE = 100, 400_000  # elements: in one tick of a segment, and not
@@ -187,3 +188,25 @@ def test_results_come_pack_by_pack_and_leaf_by_leaf(run: Any) -> None:
                 }
 
     run(body)
+
+
+def test_the_place_of_a_large_result_is_given_back_before_the_next_comes(
+    two_workers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the worker takes, and clears, another one for each."""
+    places: list[tuple[int, int]] = []
+    open_slot = MappedResults.open_slot
+
+    def note(self: MappedResults, told: Any) -> Any:
+        places.append((told.arena, told.offset))
+        return open_slot(self, told)
+
+    def body(group: cd.Group) -> None:
+        for step in range(10):
+            wanted = make(np.float32, LARGE, step)
+            expect(group.broadcast(wanted if group.rank == 0 else None), wanted)
+            group.barrier()
+
+    monkeypatch.setattr(MappedResults, "open_slot", note)
+    two_workers.run(2, body)
+    assert len(places) == 10 and len(set(places)) == 1, places

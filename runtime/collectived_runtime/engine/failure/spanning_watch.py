@@ -213,7 +213,7 @@ class SpanningWatch(SegmentWatch):
         return not self._early and not self._read_word()[2]
 
     def resume(self, is_late: bool) -> None:
-        """Go on where the native core has watched the ranks; `is_late`: something is not as it was."""
+        """Go on where the native core has watched the ranks; `is_late`: some have not come for a while."""
         if is_late:
             self.look()
         self.attend()

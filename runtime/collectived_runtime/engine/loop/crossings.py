@@ -180,7 +180,7 @@ class Crossings:
         if totals:
             context.phases.chain = chain
             self._take_in(following, totals, recent)
-        segment.resume(is_late=is_odd)
+        segment.resume(is_late=is_odd == core.LATE)
         if not is_open:
             context.links.poll_idle()
         return events
