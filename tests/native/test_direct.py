@@ -178,20 +178,48 @@ def send(sender: core.Engine, value: Array, mode: int = core.BLOCKING) -> core.J
     return sender.send(1, 3, (value,), 0, b"blob", mode)
 
 
-def test_a_long_letter_that_is_expected_does_not_pass_the_segment(
-    pair: tuple[int, Geometry, core.Engine, core.Engine],
-) -> None:
-    descriptor, _, sender, receiver = pair
+def pass_letter(seconds: float | None) -> tuple[int, int, bool]:
+    """Sends a long letter that is expected, and aborts so much later: bytes of the segment that were written to,
+    how the receive ended, and whether something else arrived than was sent.
+    """
+    geometry = make_geometry(2, replace(DIRECT, mail=16 << 20))
+    descriptor = segment.create(geometry)
+    sender, receiver = (segment.attach(descriptor, geometry, seat) for seat in range(2))
     value, out = np.full(LARGE, 5, np.uint8), np.zeros(LARGE, np.uint8)
     receiving = receiver.receive(0, 3, (out,), 0, b"blob", core.QUIET)
-    assert receiving is not None
-    receiver.advance(1)  # its receive is there
     before = os.fstat(descriptor).st_blocks
     sending = send(sender, value, core.QUIET)
-    assert advance_until(receiver, receiving) == core.COMPLETE
-    finish(sender, sending)
-    assert out.tobytes() == value.tobytes()
-    assert (os.fstat(descriptor).st_blocks - before) * 512 <= LARGE // 2
+    assert receiving is not None and sending is not None
+    if seconds is not None:
+        time.sleep(seconds)
+        sender.abort(core.ABORTED, 0)
+    sent = sending.wait(int(LIMIT_SECONDS * 1e9))
+    value[:] = 6  # it is the caller's again
+    while (state := receiving.wait(int(LIMIT_SECONDS * 1e9))) == core.KNOCK:
+        pass
+    is_wrong = state == core.COMPLETE and out.tobytes() != bytes([5]) * LARGE
+    assert sent in (core.COMPLETE, core.ABORTED) and state in (core.COMPLETE, core.ABORTED)
+    written = (os.fstat(descriptor).st_blocks - before) * 512
+    sender.detach()
+    receiver.detach()
+    os.close(descriptor)
+    return written, state, is_wrong
+
+
+def test_a_long_letter_that_is_expected_does_not_pass_the_segment() -> None:
+    """Where its receiver comes in time, which a busy machine does not allow each time."""
+    for _ in range(50):
+        written, state, is_wrong = pass_letter(None)
+        assert state == core.COMPLETE and not is_wrong
+        if written <= LARGE // 2:
+            return
+    pytest.fail("each time most of it was written to the segment")
+
+
+def test_a_letter_whose_send_has_failed_is_not_received() -> None:
+    """The sender's memory may be anything by then."""
+    moments = np.random.default_rng(1).uniform(0, 1e-3, 60)
+    assert [pass_letter(float(moment))[2] for moment in moments] == [False] * 60
 
 
 def test_a_send_does_not_wait_for_its_receive(pair: tuple[int, Geometry, core.Engine, core.Engine]) -> None:
@@ -203,24 +231,6 @@ def test_a_send_does_not_wait_for_its_receive(pair: tuple[int, Geometry, core.En
     assert receiving is not None
     assert advance_until(receiver, receiving) == core.COMPLETE
     assert out.tobytes() == bytes([5]) * LARGE
-
-
-def test_a_letter_whose_send_has_failed_is_not_received(pair: tuple[int, Geometry, core.Engine, core.Engine]) -> None:
-    """The sender's memory may be anything by then."""
-    _, _, sender, receiver = pair
-    value, out = np.full(LARGE, 5, np.uint8), np.zeros(LARGE, np.uint8)
-    receiving = receiver.receive(0, 3, (out,), 0, b"blob", core.QUIET)
-    assert receiving is not None
-    receiver.advance(1)
-    sending = send(sender, value, core.QUIET)
-    assert sending is not None
-    while not out[0]:  # it reads
-        receiver.advance(1)
-    assert receiving.state() == core.PENDING
-    sender.abort(core.ABORTED, 0)
-    assert sending.wait(int(LIMIT_SECONDS * 1e9)) == core.ABORTED
-    value[:] = 6
-    assert advance_until(receiver, receiving) == core.ABORTED
 
 
 def test_a_value_is_never_read_after_its_send_is_done() -> None:
