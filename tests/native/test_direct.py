@@ -178,14 +178,20 @@ def send(sender: core.Engine, value: Array, mode: int = core.BLOCKING) -> core.J
     return sender.send(1, 3, (value,), 0, b"blob", mode)
 
 
-def pass_letter(seconds: float | None) -> tuple[int, int, bool]:
+def await_end(job: core.Job) -> int:
+    while (state := job.wait(int(LIMIT_SECONDS * 1e9))) == core.KNOCK:
+        pass
+    return state
+
+
+def pass_letter(size: int, seconds: float | None = None) -> tuple[int, int, bool]:
     """Sends a long letter that is expected, and aborts so much later: bytes of the segment that were written to,
     how the receive ended, and whether something else arrived than was sent.
     """
-    geometry = make_geometry(2, replace(DIRECT, mail=16 << 20))
+    geometry = make_geometry(2, replace(DIRECT, mail=2 * size))
     descriptor = segment.create(geometry)
     sender, receiver = (segment.attach(descriptor, geometry, seat) for seat in range(2))
-    value, out = np.full(LARGE, 5, np.uint8), np.zeros(LARGE, np.uint8)
+    value, out = np.full(size, 5, np.uint8), np.zeros(size, np.uint8)
     receiving = receiver.receive(0, 3, (out,), 0, b"blob", core.QUIET)
     before = os.fstat(descriptor).st_blocks
     sending = send(sender, value, core.QUIET)
@@ -193,11 +199,10 @@ def pass_letter(seconds: float | None) -> tuple[int, int, bool]:
     if seconds is not None:
         time.sleep(seconds)
         sender.abort(core.ABORTED, 0)
-    sent = sending.wait(int(LIMIT_SECONDS * 1e9))
+    sent = await_end(sending)
     value[:] = 6  # it is the caller's again
-    while (state := receiving.wait(int(LIMIT_SECONDS * 1e9))) == core.KNOCK:
-        pass
-    is_wrong = state == core.COMPLETE and out.tobytes() != bytes([5]) * LARGE
+    state = await_end(receiving)
+    is_wrong = state == core.COMPLETE and out.tobytes() != bytes([5]) * size
     assert sent in (core.COMPLETE, core.ABORTED) and state in (core.COMPLETE, core.ABORTED)
     written = (os.fstat(descriptor).st_blocks - before) * 512
     sender.detach()
@@ -208,10 +213,11 @@ def pass_letter(seconds: float | None) -> tuple[int, int, bool]:
 
 def test_a_long_letter_that_is_expected_does_not_pass_the_segment() -> None:
     """Where its receiver comes in time, which a busy machine does not allow each time."""
-    for _ in range(50):
-        written, state, is_wrong = pass_letter(None)
+    size = 32 << 20
+    for _ in range(20):
+        written, state, is_wrong = pass_letter(size)
         assert state == core.COMPLETE and not is_wrong
-        if written <= LARGE // 2:
+        if written <= size // 2:
             return
     pytest.fail("each time most of it was written to the segment")
 
@@ -219,7 +225,7 @@ def test_a_long_letter_that_is_expected_does_not_pass_the_segment() -> None:
 def test_a_letter_whose_send_has_failed_is_not_received() -> None:
     """The sender's memory may be anything by then."""
     moments = np.random.default_rng(1).uniform(0, 1e-3, 60)
-    assert [pass_letter(float(moment))[2] for moment in moments] == [False] * 60
+    assert [pass_letter(LARGE, float(moment))[2] for moment in moments] == [False] * 60
 
 
 def test_a_send_does_not_wait_for_its_receive(pair: tuple[int, Geometry, core.Engine, core.Engine]) -> None:
