@@ -27,7 +27,7 @@ from tests.e2e.faults.planting import (
 
 import collectived as cd
 
-TRIES = 5  # at a line to which a step does not come each time
+TRIES = 20  # at a line to which a step does not come each time
 
 
 class Ranks:
