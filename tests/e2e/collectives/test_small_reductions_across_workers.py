@@ -109,7 +109,7 @@ def test_threads_that_start_both_ways_at_once_do_not_mix_them_up(two_workers: An
             thread = threading.Thread(target=reduce)
             thread.start()
             for step in range(100):
-                assert np.all(group.all_gather(np.full(1, step)) == step)
+                assert np.all(group.all_gather(np.full(40_000, step)) == step)  # over the doorbell
                 assert group.all_reduce("sum", np.full(1, step))[0] == 4 * step
             thread.join()
         return found
@@ -119,20 +119,24 @@ def test_threads_that_start_both_ways_at_once_do_not_mix_them_up(two_workers: An
 
 def test_a_deadline_behind_small_reductions_holds(two_workers: Any, delays: Any) -> None:
     """What waits for its turn over the doorbell ends by its own deadline, and names who is missing."""
-    done = threading.Event()
 
-    def body(group: cd.Group) -> tuple[float, set[int]] | None:
-        if group.rank == 3:
-            done.wait(60)
-            return None
-        for _ in range(3):
-            group.all_reduce("sum", 1.0, async_op=True, timeout=50)
-        begun = time.monotonic()
-        with pytest.raises(cd.errors.DeadlineExceededError) as raised:
-            group.all_gather(np.ones(2), timeout=1.0 if group.rank == 0 else 50)
-        if group.rank == 0:
-            done.set()
-        return time.monotonic() - begun, {member.rank for member in raised.value.missing}
+    def story() -> None:
+        done = threading.Event()
 
-    found = two_workers.run(4, body)
-    assert all(one is None or (one[1] == {3} and one[0] < 1.25 + 0.25 + delays.room) for one in found), found
+        def body(group: cd.Group) -> tuple[float, set[int]] | None:
+            if group.rank == 3:
+                done.wait(60)
+                return None
+            for _ in range(3):
+                group.all_reduce("sum", 1.0, async_op=True, timeout=50)
+            begun = time.monotonic()
+            with pytest.raises(cd.errors.DeadlineExceededError) as raised:
+                group.all_gather(np.ones(400_000), timeout=1.0 if group.rank == 0 else 50)
+            if group.rank == 0:
+                done.set()
+            return time.monotonic() - begun, {member.rank for member in raised.value.missing}
+
+        found = two_workers.run(4, body)
+        assert all(one is None or (one[1] == {3} and one[0] < 1.25 + 0.25 + delays.room) for one in found), found
+
+    delays.hold(story)

@@ -50,9 +50,9 @@ def step(number):
     if moved:
         move(number)
     elif mixed and number % 3 == 2:
-        gathered = group.all_gather(np.full(2, number), async_op=True)
+        gathered = group.all_gather(np.full(40_000, number), async_op=True)  # too large for a tick
         assert group.all_reduce("sum", np.full(9, number), async_op=True).result().tolist() == [number * size] * 9
-        assert gathered.result().tolist() == [number] * (2 * size)
+        assert np.array_equal(gathered.result(), np.full(40_000 * size, number))
     else:
         assert group.all_reduce("sum", np.full(9, number)).tolist() == [number * size] * 9
 
@@ -365,7 +365,7 @@ def test_a_deadline_behind_what_goes_over_the_doorbell_holds(workers: Any, delay
             if group.rank == size - 1:
                 done.wait(60)
                 return None
-            gathered = group.all_gather(np.ones(2), async_op=True)
+            gathered = group.all_gather(np.ones(LARGE), async_op=True)
             begun = time.monotonic()
             with pytest.raises(cd.errors.DeadlineExceededError) as raised:
                 group.all_reduce("sum", 1.0, timeout=1.0 if group.rank == 0 else 50)
