@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -176,6 +177,50 @@ def test_a_value_that_is_not_there_any_more_is_its_rank_s_fault(
 
 def send(sender: core.Engine, value: Array, mode: int = core.BLOCKING) -> core.Job | None:
     return sender.send(1, 3, (value,), 0, b"blob", mode)
+
+
+def test_a_rank_whose_result_cannot_be_written_blames_itself(
+    pair: tuple[int, Geometry, core.Engine, core.Engine], tmp_path: Path
+) -> None:
+    """Not the rank whose value it reads: the kernel says the same of either."""
+    descriptor, geometry, sender, receiver = pair
+    path = tmp_path / "result"
+    path.write_bytes(bytes(1 << 20))
+    out = np.memmap(path, np.uint8, "r+")
+    os.truncate(path, 4096)  # as where a disk is full
+    mine = broadcast(0, 1 << 20)
+    sending = sender.submit(mine.plan(sender), mine.inputs, (), 0, None, False)
+    wait_until_published(descriptor, geometry, 1)
+    job = receiver.enqueue(broadcast(1, 1 << 20).plan(receiver), (), (out,), 0, None)
+    assert advance_until(receiver, job) == core.FAILED
+    assert receiver.verdict()[:3] == (0, core.FAILED, 1)
+    with pytest.raises(Failed):
+        finish(sender, sending)
+
+
+def test_a_value_counts_only_if_its_rank_is_still_there_when_it_has_been_read(
+    pair: tuple[int, Geometry, core.Engine, core.Engine],
+) -> None:
+    """A rank that detaches has its array back, although it has done its part."""
+    descriptor, geometry, sender, receiver = pair
+    mine = broadcast(0, 1 << 20)
+    sending = sender.submit(mine.plan(sender), mine.inputs, (), 0, None, False)
+    wait_until_published(descriptor, geometry, 1)
+    out = np.zeros(1 << 20, np.uint8)
+    job = receiver.enqueue(broadcast(1, 1 << 20).plan(receiver), (), (out,), 0, None)
+    while count_ticks(descriptor, geometry)[1] < 1:
+        receiver.advance(1)
+    wait_until_published(descriptor, geometry, 2)
+    sender.detach()
+    assert sending.state() == core.DETACHED
+    mine.inputs[0][:] = 9
+    for _ in range(10):
+        receiver.advance(1 << 20)
+    assert job.state() == core.PENDING
+    watcher = segment.watch(descriptor, geometry)
+    assert watcher.left(0) == 0
+    assert advance_until(receiver, job) == core.LEFT
+    watcher.close()
 
 
 def await_end(job: core.Job) -> int:

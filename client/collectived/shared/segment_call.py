@@ -25,6 +25,8 @@ from collectived_native import core
 from collectived_proto.cause import Cause
 from collectived_proto.types import AllToAll, AxisOperation, Collective
 
+STOP_NANOSECONDS = 50_000_000  # in which the core lets go of memory after the end of a call
+
 
 class LetterForm(NamedTuple):
     """What a letter carries, as `Variant` says it of a collective. `is_single`: one array by itself."""
@@ -177,6 +179,12 @@ class SegmentCall(Call):
         """Whether the other ranks, or what they have told, are still waited for."""
         job = self.job
         return job is not None and job.state() in (core.PENDING, core.DESCRIBE)
+
+    def await_release(self) -> None:
+        """Of a call that has failed: wait until the core reads and writes nothing of the caller's any more."""
+        job = self.job
+        if self.verdict is not None and job is not None:
+            job.wait(STOP_NANOSECONDS)
 
     def count_packs(self) -> None:
         """Say which packs are complete."""

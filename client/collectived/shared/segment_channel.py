@@ -25,10 +25,10 @@ from collectived.calls.prepare import PreparedCall
 from collectived.errors import DeadlineExceededError, InternalError, UnavailableError
 from collectived.shared import seqpacket
 from collectived.shared.doorbell import Doorbell
-from collectived.shared.segment_call import SegmentCall
+from collectived.shared.segment_call import STOP_NANOSECONDS, SegmentCall
 from collectived.shared.segment_describer import Describer
 from collectived.shared.segment_engines import SegmentEngines
-from collectived.shared.segment_letters import STOP_NANOSECONDS, Announcements, LetterCall
+from collectived.shared.segment_letters import Announcements, LetterCall
 from collectived.shared.segment_program import SegmentProgram
 from collectived.shared.segment_reasons import word_end
 from collectived.shared.segment_repeats import Repeats, Unfinished
@@ -300,8 +300,7 @@ class SegmentChannel(Doorbell):
                         self._check_cutoff(call)
                 if until != math.inf and monotonic() >= until:
                     return
-            if isinstance(call, LetterCall):
-                call.await_release()
+            call.await_release()
         except KeyboardInterrupt:
             self.on_interrupt()
             raise
@@ -344,7 +343,7 @@ class SegmentChannel(Doorbell):
         self._collectives.pop(call.instance, None)
         if call.job is not None:
             call.waiting = call.job.waiting()
-        if not (call.is_running and isinstance(call, LetterCall)):
+        if not call.is_running:
             call.job = None
 
     def poll(self) -> None:
@@ -393,8 +392,8 @@ class SegmentChannel(Doorbell):
 
     def _find_running(self) -> core.Engine | None:
         """The engine in which asynchronous calls may need to be gone on with. Under the mutex."""
-        engine = self._engines.get(self.rank_state.generation)
-        return engine if any(call.is_running for call in self._calls.values()) else None
+        is_running = any(call.is_running for call in self._calls.values())
+        return self._engines.get(self.rank_state.generation) if is_running else None
 
     # The end of a generation
 
@@ -434,10 +433,7 @@ class SegmentChannel(Doorbell):
         self.callbacks.dispatch()
 
     def _on_silence(self, why: str) -> None:
-        engine = self._engines.get(self.rank_state.generation)
-        if engine is not None:
-            # Nothing completes any more in the segment, either: what the caller gets back must not be written to.
-            engine.abort(core.WORKER, core.WORKER_SEAT)
+        if self._engines.end_without_worker(self.rank_state.generation):
             self._await_jobs()
             self.poll()  # what had completed by then has done so for all ranks
         super()._on_silence(why)
@@ -455,24 +451,30 @@ class SegmentChannel(Doorbell):
 
     def _await_jobs(self) -> None:
         """Wait until the core reads and writes nothing of the caller's any more; the generation is over."""
-        jobs = [
-            call.job for call in list(self._calls.values()) if isinstance(call, SegmentCall) and call.job is not None
-        ]
+        jobs = [job for call in list(self._calls.values()) if isinstance(call, SegmentCall) and (job := call.job)]
         for job in jobs:
             job.abandon()
         for job in jobs:
             job.wait(STOP_NANOSECONDS)
 
     def _give_up(self, call: Call, verdict: Verdict) -> None:
-        if isinstance(call, SegmentCall):
-            self._end_call(call, verdict)
-        else:
+        if not isinstance(call, SegmentCall):
             super()._give_up(call, verdict)
+            return
+        if call is self._collectives.get(call.instance) and self._engines.limit(call.generation, call.instance):
+            # Others must not take the value for what it was, nor does anything behind it complete.
+            for behind in [one for number, one in self._collectives.items() if number > call.instance]:
+                self._end_call(behind, verdict)
+        self._end_call(call, verdict)
 
     def cancel(self, why: str, aborts: bool) -> None:
         super().cancel(why, aborts)
         with self.mutex:
             self._engines.rouse()
+
+    def _mark_lost(self, why: str, *advice: str) -> None:
+        self._engines.end_without_worker(self.rank_state.generation)
+        super()._mark_lost(why, *advice)
 
     def detach(self) -> None:
         """Let go of the segment; before the socket is closed, at which the core looks."""
@@ -480,8 +482,7 @@ class SegmentChannel(Doorbell):
 
     def _close(self) -> None:
         self._engines.leave()
-        engine = self._engines.get(self.rank_state.generation)
-        if engine is not None:
+        if (engine := self._engines.get(self.rank_state.generation)) is not None:
             self.rank_state.last_finished = max(self.rank_state.last_finished, engine.verdict()[0] - 1)
         self.detach()
         super()._close()

@@ -20,7 +20,7 @@ import numpy as np
 
 from collectived.calls.prepare import PreparedCall
 from collectived.calls.timeout import DEADLINE_GRACE
-from collectived.shared.segment_call import LetterForm, SegmentCall
+from collectived.shared.segment_call import STOP_NANOSECONDS, LetterForm, SegmentCall
 from collectived.shared.segment_plan import Schedule
 from collectived.values import nest
 from collectived.values.leaves import Array
@@ -37,7 +37,6 @@ _LEAST_SECONDS = 1e-6  # left of a deadline that has passed
 _NEUTRAL = Broadcast(0)  # in place of the operation, so that equal values have equal descriptions
 _LOOK_NANOSECONDS = 1_000_000
 _LAST_SECONDS = 2.0  # for all of a letter that is being read when a verdict comes
-STOP_NANOSECONDS = 50_000_000  # in which the core lets go of memory after the end of a generation
 
 
 class LetterProgram:
@@ -143,11 +142,6 @@ class LetterCall(SegmentCall):
         super().end(verdict, retire)
         if verdict is not None and self.is_running and self.job is not None:
             self.job.abandon()
-
-    def await_release(self) -> None:
-        """Of a call that has failed: wait until the core reads and writes nothing of the caller's any more."""
-        if self.verdict is not None and self.job is not None:
-            self.job.wait(STOP_NANOSECONDS)
 
 
 class Announcements:

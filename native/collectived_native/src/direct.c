@@ -13,7 +13,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "engine.h"
+#include "mailbox.h"
 
 enum { STRETCH = 1 << 20 }; /* bytes between two looks at the world */
 
@@ -66,6 +66,25 @@ int can_be_direct(struct engine *e, const struct job *job) {
     return 1;
 }
 
+int find_culprit(const struct engine *e, int seat, u64 address, u64 bytes) {
+    const struct seat *other = seat_of(e->segment, seat);
+    u64 process = load(&other->process), found = 0;
+    char byte;
+    if (!process || is_gone(e->segment, seat)) return -1;
+    if (read_process(process, load(&other->token_at), &found, sizeof found)) return errno == EPERM ? e->seat : -1;
+    if (found != load(&other->token)) return -1;
+    for (u64 at = 0; at < bytes; at += PAGE)
+        if (read_process(process, address + at, &byte, 1)) return seat;
+    return e->seat; /* its result cannot be written */
+}
+
+int sources_are_there(const struct engine *e, const struct job *job, int *culprit) {
+    struct piece piece;
+    for (u64 done = 0; next_piece(job->plan, &job->values, done, &piece); done += piece.bytes)
+        if (piece.from != e->seat && !is_readable(e, piece.from)) return *culprit = find_culprit(e, piece.from, 0, 0), 0;
+    return 1;
+}
+
 int copy_directly(struct engine *e, struct job *job, int *culprit) {
     struct piece piece;
     u64 left = STRETCH;
@@ -73,7 +92,8 @@ int copy_directly(struct engine *e, struct job *job, int *culprit) {
         if (piece.bytes > left) piece.bytes = left;
         u64 value = load(&seat_of(e->segment, piece.from)->record[job->instance & 1].value);
         if (piece.from == e->seat) copy_piece(job->plan, &job->values, &piece);
-        else if (read_seat(e, piece.from, value + piece.at, piece.to, piece.bytes)) return *culprit = piece.from, -1;
+        else if (read_seat(e, piece.from, value + piece.at, piece.to, piece.bytes))
+            return *culprit = find_culprit(e, piece.from, value + piece.at, piece.bytes), -1;
     }
     return !left;
 }

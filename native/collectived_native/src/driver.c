@@ -113,7 +113,11 @@ void engine_finish(struct engine *e, struct job *job, int state) {
 struct job *engine_collect_finished(struct engine *e) {
     pthread_mutex_lock(&e->lock);
     struct job *job = e->finished;
-    for (struct job *one = job; one; one = one->next_finished) one->listed = 0;
+    for (struct job *one = job; one; one = one->next_finished) {
+        int state = atomic_load(&one->state);
+        one->listed = 0;
+        if (state != PENDING && state != DESCRIBE) one->notify = 0; /* else it comes here again: it must not be freed before */
+    }
     e->finished = NULL;
     e->finished_end = &e->finished;
     pthread_mutex_unlock(&e->lock);
@@ -430,9 +434,12 @@ void engine_rouse(struct engine *e) {
 }
 
 void engine_leave(struct engine *e) {
+    atomic_fetch_or(&head_of(e->segment)->gone[e->seat / 64], (u64)1 << e->seat % 64);
+    engine_limit(e, e->next_instance);
+}
+
+void engine_limit(struct engine *e, u64 n) {
     struct segment *s = e->segment;
-    u64 n = e->next_instance;
-    atomic_fetch_or(&head_of(s)->gone[e->seat / 64], (u64)1 << e->seat % 64);
     lower_limit(s, n, LEFT, e->seat);
     ring_all(s);
     u64 complete = instance_of(load(&head_of(s)->decided));
@@ -450,6 +457,7 @@ void engine_close(struct engine *e) {
         if (lead(e)) break;
         sched_yield();
     }
+    hide_process(e); /* before callers have their arrays back: what is read of them from here on does not count */
     while (atomic_load(&e->unfinished)) {
         pthread_mutex_lock(&e->lock);
         struct job *job = e->first ? e->first : e->letters ? e->letters : e->receives;
@@ -463,6 +471,5 @@ void engine_close(struct engine *e) {
         sched_yield();
     }
     if (has_thread != NO_THREAD) pthread_join(e->thread, NULL);
-    hide_process(e);
     letters_close(e);
 }

@@ -155,11 +155,10 @@ static int choosing(struct engine *e, struct job *job) {
     return begin_moving(e, job);
 }
 
-/* A value cannot be read. Where its process is over, or takes no part any more, that is for the worker to say. */
-static int wait_for_verdict(struct engine *e, struct job *job, int culprit) {
-    struct segment *s = e->segment;
-    if (is_gone(s, culprit) || !is_readable(e, culprit)) return wait_decided(e, job, 0, 0);
-    return finish(e, job, end_generation(s, job->instance, NONSENSE, culprit));
+/* Something cannot be read. Nobody is to blame (-1) where the worker has to say what has become of a rank. */
+static int end_unread(struct engine *e, struct job *job, int culprit) {
+    if (culprit < 0) return wait_decided(e, job, 0, 0);
+    return finish(e, job, end_generation(e->segment, job->instance, culprit == e->seat ? FAILED : NONSENSE, culprit));
 }
 
 static int direct(struct engine *e, struct job *job) {
@@ -168,8 +167,9 @@ static int direct(struct engine *e, struct job *job) {
     int culprit = 0, found = outcome(load(&head_of(s)->decided), n), moved;
     if (found > 0) return finish(e, job, found);
     if (load(&seat_of(s, e->seat)->progress) == full(n)) return found == COMPLETE ? finish(e, job, COMPLETE) : wait_decided(e, job, 0, 0);
-    if ((moved = copy_directly(e, job, &culprit)) < 0) return wait_for_verdict(e, job, culprit);
+    if ((moved = copy_directly(e, job, &culprit)) < 0) return end_unread(e, job, culprit);
     if (moved) return 1;
+    if (!sources_are_there(e, job, &culprit)) return end_unread(e, job, culprit);
     publish(e, full(n)); /* once all have, nobody reads the value of another any more: then it is decided */
     if (may_be_last(e) && all_there(s, n)) decide(s, n);
     return 1;

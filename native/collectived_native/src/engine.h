@@ -130,6 +130,8 @@ int engine_attend(struct engine *e, u64 n, int each);
 void engine_rouse(struct engine *e);
 /* Takes part in nothing later. */
 void engine_leave(struct engine *e);
+/* Takes part in no instance from `n` on, also where that is open. */
+void engine_limit(struct engine *e, u64 n);
 
 /* Leaves out a number, that of an instance which is not carried out here; returns it. */
 u64 engine_skip(struct engine *e);
@@ -161,8 +163,13 @@ int engine_step(struct engine *e, struct job *job);
 void engine_move_matched(struct engine *e, struct job *job);
 /* direct.c: whether the values of a job can be read where they lie, as far as this seat can tell. */
 int can_be_direct(struct engine *e, const struct job *job);
-/* Copies more of the result: 1, or 0: nothing is left; or -1: the value of `culprit` cannot be read. */
+/* Copies more of the result: 1, or 0: nothing is left; or -1: something cannot be read, see find_culprit. */
 int copy_directly(struct engine *e, struct job *job, int *culprit);
+/* Whether the processes are still there from which it was copied: then what was read is what their callers had given. */
+int sources_are_there(const struct engine *e, const struct job *job, int *culprit);
+/* Who is to blame where bytes of a seat's process cannot be copied: that seat, whose value is not there; this one, which may
+ * not read it, or cannot write the result; or -1: that process is over, or takes no part any more, which the worker tells. */
+int find_culprit(const struct engine *e, int seat, u64 address, u64 bytes);
 /* Copies what lies in a seat's process; 0, or -1: it cannot be read. */
 int read_seat(const struct engine *e, int seat, u64 address, void *to, u64 bytes);
 /* Whether the kernel lets others read this process's memory there: not, say, where a device's is mapped. */

@@ -162,7 +162,6 @@ static PyObject *engine_collect(PyObject *self, PyObject *timeout) {
     for (struct job *job = found ? engine_collect_finished(e->engine) : NULL; job;) {
         struct job *next = job->next_finished;
         if (PyList_Append(found, job->owner)) PyErr_Clear(); /* it can still be waited for */
-        if (is_over(((Job *)job->owner)->held)) job->notify = 0; /* another thread may have described it meanwhile */
         job = next;
     }
     reap(e);
@@ -223,6 +222,16 @@ static PyObject *engine_leave_group(PyObject *self, PyObject *unused) {
     if (!e) return NULL;
     PyThreadState *state = PyEval_SaveThread();
     engine_leave(e->engine);
+    PyEval_RestoreThread(state);
+    return none();
+}
+
+static PyObject *engine_limit_instances(PyObject *self, PyObject *number) {
+    Engine *e = usable_engine(self);
+    u64 n = e ? PyLong_AsUnsignedLongLong(number) : 0;
+    if (!e || PyErr_Occurred()) return NULL;
+    PyThreadState *state = PyEval_SaveThread();
+    engine_limit(e->engine, n);
     PyEval_RestoreThread(state);
     return none();
 }
@@ -310,6 +319,7 @@ static PyMethodDef engine_methods[] = {
     FAST_METHOD("abort", engine_abort, "End the open instance; its number."),
     {"rouse", engine_rouse_callers, METH_NOARGS, "Have whoever waits look up, and often from here on."},
     {"leave", engine_leave_group, METH_NOARGS, "Take part in nothing later."},
+    {"limit", engine_limit_instances, METH_O, "Take part in no instance from this one on."},
     {"detach", engine_detach, METH_NOARGS, "End the thread and unmap the segment."},
     {NULL, NULL, 0, NULL},
 };

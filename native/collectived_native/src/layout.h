@@ -3,7 +3,8 @@
  * A segment is one sealed memfd per generation. It begins with an area that everybody writes: the words on which
  * everything hangs, and what others need to wake a seat. Then comes one range per seat, which that seat alone writes.
  * Every place is computed from the geometry that came with the join. Nothing that is read from a segment is used as an
- * index, length or address before it has been checked: words of others are compared, or bounded.
+ * index, length or address before it has been checked: words of others are compared, or bounded. An address in another
+ * process is only given to the kernel, which reads there (direct.c).
  *
  * All words are little-endian and atomic. No fences are used anywhere: what has to be seen in order is stored with
  * release (or, where a store must come before a load of another word, exchanged with seq_cst) and loaded with acquire

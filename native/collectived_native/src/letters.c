@@ -142,10 +142,13 @@ static int go_on_sending(struct engine *e, struct mailbox *box, struct job *job)
     struct letter *letter = &letters_of(s, e->seat)[slot];
     const struct receipt *receipt = receipt_of(s, e->seat, peer, slot);
     u64 moved = job->letter.moved, bytes = job->letter.bytes, at = moved, most = bytes - moved, ring_end = load(&letter->ring_end);
-    int is_matched = load(&receipt->serial) == box->slot[slot].serial, has_place = box->slot[slot].room >= bytes;
-    u64 reads = is_matched && job->letter.source ? atomic_load(&receipt->taken) : 0;
-    if (reads == READS_SOURCE) return is_gone(s, peer) ? end(e, job, reason_why_gone(s)) : WAITS;
-    if (reads == bytes + 1 || moved == bytes) {
+    int is_matched = atomic_load(&receipt->serial) == box->slot[slot].serial, has_place = box->slot[slot].room >= bytes;
+    u64 taken = is_matched ? atomic_load(&receipt->taken) : 0; /* once: what is written over has to fit what is looked at */
+    if (taken == READS_SOURCE && job->letter.source) {
+        job->letter.wait_until = 0;
+        return is_gone(s, peer) ? end(e, job, reason_why_gone(s)) : WAITS;
+    }
+    if (job->letter.source && (taken == bytes + 1 || moved == bytes)) {
         atomic_store_explicit(&letter->filled, bytes, memory_order_release);
         return end_send(e, box, job);
     }
@@ -155,7 +158,6 @@ static int go_on_sending(struct engine *e, struct mailbox *box, struct job *job)
     if (moved == LETTER_RING && !ring_end && is_matched) ring_end = bytes;
     if (moved < LETTER_RING && most > LETTER_RING - moved) most = LETTER_RING - moved;
     if (moved >= LETTER_RING && moved < ring_end) {
-        u64 taken = is_matched ? load(&receipt->taken) : 0;
         if (taken > moved) taken = moved; /* of a member that writes anything */
         if (is_gone(s, peer)) return end(e, job, reason_why_gone(s));
         at = moved % LETTER_RING;
@@ -233,7 +235,7 @@ static int match_with(struct engine *e, struct job *job, int peer) {
     }
     job->letter.peer = peer, job->letter.slot = slot, job->letter.serial = serial, job->letter.moved = 0;
     atomic_store_explicit(&receipt->taken, 0, memory_order_relaxed);
-    atomic_store_explicit(&receipt->serial, serial, memory_order_release);
+    atomic_store(&receipt->serial, serial); /* seq_cst, as is what both say of the source: one of them sees the other */
     atomic_fetch_sub(&seat_of(s, e->seat)->posted, 1);
     job->described = fits_blob(s, job, peer, slot, blob_bytes, bytes);
     job->letter.bytes = bytes;
@@ -277,9 +279,11 @@ static int read_source(struct engine *e, struct job *job, const struct letter *l
     u64 moved = job->letter.moved, bytes = job->letter.bytes, most = bytes - moved < STRETCH ? bytes - moved : STRETCH;
     int failed = most && read_seat(e, peer, job->letter.source + moved, job->values.out[0] + moved, most);
     if (is_gone(s, peer)) return end(e, job, reason_why_gone(s));
-    if (atomic_load(&letter->source) != job->letter.source) return WAITS; /* its send has failed: there is a reason to come */
-    if (failed && is_readable(e, peer)) end_now(s, NONSENSE, peer);
-    if (failed) return WAITS;
+    int reason = reason_of(atomic_load(&head_of(s)->decided));
+    if (atomic_load(&letter->source) != job->letter.source || (reason && reason != LEFT)) return WAITS; /* its send has failed */
+    int culprit = failed ? find_culprit(e, peer, job->letter.source + moved, most) : -1;
+    if (culprit >= 0) end_now(s, culprit == e->seat ? FAILED : NONSENSE, culprit);
+    if (failed || (most && moved + most == bytes && !is_readable(e, peer))) return WAITS; /* the worker tells why */
     job->letter.moved += most;
     if (job->letter.moved < bytes) return MOVED;
     atomic_store(&receipt->taken, bytes + 1);

@@ -32,7 +32,6 @@ static int parse_seat(const Watcher *w, PyObject *number) {
     return -1;
 }
 
-/* The first instance in which a seat that is gone cannot take part; what it has published wholly may complete. */
 /* Whether the values of an open instance are read where they lie. */
 static int moves_directly(const struct segment *s, u64 n) {
     for (int i = 0; i < (int)s->geometry.seats; i++) {
@@ -42,6 +41,7 @@ static int moves_directly(const struct segment *s, u64 n) {
     return 1;
 }
 
+/* The first instance in which a seat that is gone cannot take part; what it has published wholly may complete. */
 static u64 first_lost(const struct segment *s, int seat) {
     u64 n = load(&seat_of(s, seat)->progress) >> TICK_BITS, complete = instance_of(load(&head_of(s)->decided));
     if (n < complete || n > complete + 1) return complete; /* a value that was whole in its first tick; nonsense */

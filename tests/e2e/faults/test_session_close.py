@@ -298,3 +298,27 @@ def test_the_handler_of_a_signal_ends_the_call_that_it_interrupts(
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert handled
+
+
+@pytest.mark.parametrize("nbytes", [1 << 20, 16 << 20])
+def test_a_value_that_is_given_back_does_not_count_for_others(pair: Any, nbytes: int) -> None:
+    """A call that is cancelled gives its array back at once, although another, behind it, is still in flight."""
+    session, group, other = pair()
+    value = np.full(nbytes, 5, np.uint8)
+
+    def send() -> None:
+        with pytest.raises(cd.errors.CancelledError):
+            group.broadcast(value, root=0)
+        value[:] = 9  # it is the caller's again
+
+    with ThreadPoolExecutor(2) as pool:
+        sending = pool.submit(send)
+        time.sleep(0.3)  # by then it waits for the other rank; if it does not, it is not cancelled, and sends a 5
+        group.barrier(async_op=True)
+        closing = pool.submit(session.close)
+        sending.result(20)
+        with contextlib.suppress(cd.errors.CollectiveError):
+            assert np.all(other.broadcast(np.zeros(nbytes, np.uint8), root=0) == 5)
+        with contextlib.suppress(cd.errors.CollectiveError):
+            other.barrier()
+        closing.result(20)
