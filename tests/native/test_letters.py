@@ -110,6 +110,27 @@ def test_a_receive_that_another_thread_has_described_meanwhile_is_collected_when
     assert told[:-1] in ([core.PENDING], [core.COMPLETE], [])
 
 
+def test_a_receive_that_ends_while_it_is_collected_stays_in_memory_until_it_is_collected_again() -> None:
+    """Else this process ends with a double free, in one of some ten thousand rounds."""
+    rounds = 8000
+
+    def body(engine: core.Engine, rank: int) -> None:
+        for _ in range(rounds):
+            if rank == 0:
+                send(engine, 1, make_bytes(100))
+                continue
+            job = engine.receive(0, 0, None, 0, None, core.NOTIFYING)
+            assert job is not None
+            while job.state() == core.PENDING:
+                pass
+            describe(job)
+            del job
+            for _ in range(8):
+                engine.collect(0)
+
+    as_threads(2, body)
+
+
 @pytest.mark.parametrize("size", [10, 5000, 3 * RING])
 def test_both_may_send_first(size: int) -> None:
     def body(engine: core.Engine, rank: int) -> bool:
