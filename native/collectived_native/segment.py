@@ -19,7 +19,7 @@ _FORMAT = struct.Struct("<9Q")
 _KIB = 1024
 _SHARES_BYTES = 512 * _KIB  # of all columns of a seat's part
 _FOLDED_BYTES = 64 * _KIB  # that every one of many ranks reads to fold a small value
-_DIRECT_BYTES = 4096 * _KIB  # smaller values lie in the caches, from where the kernel copies slower than a rank does
+_DIRECT_BYTES = 4096 * _KIB  # smaller values lie in the caches, from where ranks copy them faster than the kernel
 SPIN_MICROSECONDS = 60  # for which a rank looks before it sleeps, where there are cores for it
 _YIELDS = 20  # where there are not
 

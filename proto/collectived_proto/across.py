@@ -24,6 +24,7 @@ from collectived_proto.types import (
     Scatter,
 )
 
+_FOLDED = (AllReduce, Reduce, Barrier)
 _MOVED = (Broadcast, AllGather, Gather, Scatter, AllToAll)
 _LINE = 64  # bytes to which the values of a pack are rounded up there
 
@@ -48,8 +49,9 @@ class Share:
 
     Attributes:
         given: by local rank, those of its value.
-        brought: those that the worker brings: of these ranks one behind the other. Others get the same as the first.
-        starts: by local rank, where its own begin there.
+        brought: those that the worker brings, in all.
+        starts: by local rank, where its result begins in what is brought.
+        ranks: the local ranks whose results are brought one behind the other. If it is one, the others read the same.
     """
 
     given: tuple[int, ...]
@@ -68,7 +70,7 @@ def meets_in_segment(collective: Collective, layout: Layout, most: int, local: L
         most: bytes of a value, and of a result, that a segment takes in one tick.
     """
     operation = collective.operation
-    if isinstance(operation, (AllReduce, Reduce, Barrier)):
+    if isinstance(operation, _FOLDED):
         values = sum(_round_up(pack.count * pack.dtype.itemsize) for pack in layout.packs)
         results = sum(_round_up(pack.count * pack.result_dtype.itemsize) for pack in layout.packs)
         return max(values, results) <= most
@@ -124,7 +126,7 @@ def list_counts(share: Share, rank: int, local: LocalSeats) -> tuple[int, ...]:
 
 def moves_across(collective: Collective) -> bool:
     """Whether values of a collective that meets in the segment are moved as they are."""
-    return not isinstance(collective.operation, (AllReduce, Reduce, Barrier))
+    return not isinstance(collective.operation, _FOLDED)
 
 
 def _round_up(nbytes: int) -> int:

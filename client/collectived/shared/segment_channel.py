@@ -433,7 +433,9 @@ class SegmentChannel(Doorbell):
         self.callbacks.dispatch()
 
     def _on_silence(self, why: str) -> None:
-        if self._engines.end_without_worker(self.rank_state.generation):
+        if (engine := self._engines.get(self.rank_state.generation)) is not None:
+            # Nothing completes any more in the segment, either: what the caller gets back must not be written to.
+            engine.abort(core.WORKER, core.WORKER_SEAT)
             self._await_jobs()
             self.poll()  # what had completed by then has done so for all ranks
         super()._on_silence(why)
@@ -471,10 +473,6 @@ class SegmentChannel(Doorbell):
         super().cancel(why, aborts)
         with self.mutex:
             self._engines.rouse()
-
-    def _mark_lost(self, why: str, *advice: str) -> None:
-        self._engines.end_without_worker(self.rank_state.generation)
-        super()._mark_lost(why, *advice)
 
     def detach(self) -> None:
         """Let go of the segment; before the socket is closed, at which the core looks."""

@@ -77,16 +77,6 @@ class SegmentEngines:
         for engine in self._engines.values():
             engine.rouse()
 
-    def end_without_worker(self, generation: int) -> bool:
-        """Have nothing complete any more, for the worker is lost; False: these ranks meet in no segment.
-
-        Before callers have their arrays back: other ranks may still read them, and the core write to them.
-        """
-        engine = self._engines.get(generation)
-        if engine is not None:
-            engine.abort(core.WORKER, core.WORKER_SEAT)
-        return engine is not None
-
     def limit(self, generation: int, instance: int) -> bool:
         """Take part in no instance from that one on, though it may be open; False: it goes on by the worker."""
         engine = self._engines.get(generation)

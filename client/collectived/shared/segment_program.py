@@ -90,13 +90,12 @@ class SegmentProgram:
         meets = core.MEETS_NOT
         if collective.lengths_differ:
             rows = [extract_rows(collective)] * size
-        if local is not None:  # its worker says what it brings, or says by the doorbell what has come
-            pass
-        elif collective.lengths_differ:
-            same = not isinstance(collective.operation, AllToAll) or len(set(rows[0])) == 1
-            meets = core.MEETS_EQUAL if same else core.MEETS_ANY
-        elif isinstance(collective.operation, (Broadcast, Scatter)):
-            meets = core.MEETS_ANY if collective.open else core.MEETS_KNOWN
+        if local is None:  # else its worker says what it brings, or says by the doorbell what has come
+            if collective.lengths_differ:
+                same = not isinstance(collective.operation, AllToAll) or len(set(rows[0])) == 1
+                meets = core.MEETS_EQUAL if same else core.MEETS_ANY
+            elif isinstance(collective.operation, (Broadcast, Scatter)):
+                meets = core.MEETS_ANY if collective.open else core.MEETS_KNOWN
         self._meets = meets
         self.may_describe = meets in (core.MEETS_EQUAL, core.MEETS_ANY) or (local is not None and collective.open)
         known = NOTHING if collective.open else segment_plan.schedule(collective, layout, rank, size, rows)

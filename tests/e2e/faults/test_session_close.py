@@ -301,7 +301,7 @@ def test_the_handler_of_a_signal_ends_the_call_that_it_interrupts(
 
 
 @pytest.mark.parametrize("nbytes", [1 << 20, 16 << 20])
-def test_a_value_that_is_given_back_does_not_count_for_others(pair: Any, nbytes: int) -> None:
+def test_a_value_that_is_given_back_does_not_count_for_others(pair: Any, one_worker: Any, nbytes: int) -> None:
     """A call that is cancelled gives its array back at once, although another, behind it, is still in flight."""
     session, group, other = pair()
     value = np.full(nbytes, 5, np.uint8)
@@ -313,7 +313,7 @@ def test_a_value_that_is_given_back_does_not_count_for_others(pair: Any, nbytes:
 
     with ThreadPoolExecutor(2) as pool:
         sending = pool.submit(send)
-        time.sleep(0.3)  # by then it waits for the other rank; if it does not, it is not cancelled, and sends a 5
+        settle(lambda: in_flight(one_worker, group))
         group.barrier(async_op=True)
         closing = pool.submit(session.close)
         sending.result(20)
