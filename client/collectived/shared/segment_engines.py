@@ -78,7 +78,7 @@ class SegmentEngines:
             engine.rouse()
 
     def limit(self, generation: int, instance: int) -> bool:
-        """Take part in no instance from that one on, though it may be open; False: it goes on by the worker."""
+        """Take part in nothing from that instance on, unless others have its value; False: it goes by the worker."""
         engine = self._engines.get(generation)
         if engine is None or self.local is not None:
             return False

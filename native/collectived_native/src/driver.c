@@ -440,6 +440,8 @@ void engine_leave(struct engine *e) {
 
 void engine_limit(struct engine *e, u64 n) {
     struct segment *s = e->segment;
+    u64 first = first_lost(s, e->seat);
+    if (n < first) n = first; /* what it has published wholly is in the segment */
     lower_limit(s, n, LEFT, e->seat);
     ring_all(s);
     u64 complete = instance_of(load(&head_of(s)->decided));

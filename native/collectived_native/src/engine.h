@@ -130,7 +130,7 @@ int engine_attend(struct engine *e, u64 n, int each);
 void engine_rouse(struct engine *e);
 /* Takes part in nothing later. */
 void engine_leave(struct engine *e);
-/* Takes part in no instance from `n` on, also where that is open. */
+/* Takes part in no instance from `n` on, but in those whose value it has published wholly. */
 void engine_limit(struct engine *e, u64 n);
 
 /* Leaves out a number, that of an instance which is not carried out here; returns it. */

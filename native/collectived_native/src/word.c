@@ -86,6 +86,25 @@ int find_dispute(const struct segment *s, u64 n) {
     return -1;
 }
 
+/* Whether the values of an open instance are read where they lie. */
+static int moves_directly(const struct segment *s, u64 n) {
+    for (int i = 0; i < (int)s->geometry.seats; i++) {
+        const struct record *record = &seat_of(s, i)->record[n & 1];
+        if (load(&record->instance) != n || !(load(&record->flags) & RECORD_DIRECT)) return 0;
+    }
+    return 1;
+}
+
+u64 first_lost(const struct segment *s, int seat) {
+    u64 n = load(&seat_of(s, seat)->progress) >> TICK_BITS, complete = instance_of(load(&head_of(s)->decided));
+    if (n < complete || n > complete + 1) return complete; /* a value that was whole in its first tick; nonsense */
+    if (n == complete + 1 && moves_directly(s, complete)) return complete; /* others may still have to read it in that process */
+    if (n != complete || !has_come(s, seat, n)) return n;
+    for (int i = 0; i < (int)s->geometry.seats; i++) /* all of its value lies in the first tick: that is enough, if it is for all */
+        if ((i == seat || has_come(s, i, n)) && !(load(&seat_of(s, i)->record[n & 1].flags) & RECORD_WHOLE)) return n;
+    return n + 1;
+}
+
 int end_generation(struct segment *s, u64 n, int reason, int culprit) {
     a64 *word = &head_of(s)->decided;
     for (int i = 0; i < TRIES; i++) {

@@ -75,6 +75,8 @@ void lower_limit(struct segment *s, u64 n, int reason, int culprit);
 int apply_limit(struct segment *s, u64 n);
 /* Ends instance `n`, whose deadline has passed, unless all are there; `decider` says who is missing. Returns the outcome. */
 int expire(struct segment *s, u64 n, int decider);
+/* The first instance in which a seat that is gone cannot take part; what it has published wholly may complete. */
+u64 first_lost(const struct segment *s, int seat);
 /* Who had not come when the generation ended with DEADLINE: a bit per seat, of what `decider` saw. */
 void missing_seats(const struct segment *s, int decider, u64 missing[SEAT_WORDS]);
 /* The earliest deadline that anybody has set for instance `n`; 0: none. */
