@@ -21,11 +21,11 @@ def deliver(
     """Send a verdict to all workers of a generation, unless an earlier one covers all that it covers.
 
     One that only says that a rank has left does not: sends and receives between others went on. Without `fault` it only
-    announces that a rank left in order. What reaches further back than a deadline that somebody has heard of by then
-    says the same: it is one failure, of which ranks hear where they stand.
+    announces that a rank left in order. What reaches further back and is the same failure says the same: ranks hear of
+    it where they stand.
     """
     known = next((one for one in generation.verdicts if not one.orderly), None)
-    if known is not None and (known.code, verdict.code) == (Code.DEADLINE_EXCEEDED,) * 2:
+    if known is not None and _is_same_failure(known, verdict):
         verdict = replace(known, from_instance=verdict.from_instance)
     if is_uncovered(generation, verdict.from_instance, verdict.orderly):
         generation.verdicts.append(verdict)
@@ -43,6 +43,14 @@ def deliver(
         if verdict.successor:
             _create_successor(registry, generation, verdict)
     registry.retire_if_over(generation)
+
+
+def _is_same_failure(known: Verdict, verdict: Verdict) -> bool:
+    """Whether it is another deadline, or names the same lost ranks: a worker's link breaks before it is known to be lost."""
+    if known.code != verdict.code:
+        return False
+    same = verdict.missing and [one.rank for one in known.missing] == [one.rank for one in verdict.missing]
+    return verdict.code == Code.DEADLINE_EXCEEDED or bool(same)
 
 
 def is_uncovered(generation: GenerationRecord, from_instance: int, orderly: bool = False) -> bool:
