@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +17,27 @@ from collectived_runtime.coordinator.core.events import AbandonedCollective, Eve
 CACHE_SIZE = 4  # encoded groups, and as many verdicts
 
 _ATTACHED_GROUP = Codec(events.AttachedGroup, pb.Attached)
+
+
+class AttachedGroups:
+    """The groups that a worker brings, decoded one by one: there may be thousands, of which few are kept.
+
+    All at once they would be so many objects that Python's pools stayed larger for good.
+    """
+
+    def __init__(self, hello: pb.Hello) -> None:
+        """
+        Raises:
+            InvalidArgumentError: one has an enumerator that this release does not know.
+        """
+        self._messages = hello.groups
+        for _ in self:
+            pass
+
+    def __iter__(self) -> Iterator[events.AttachedGroup]:
+        return map(_ATTACHED_GROUP.decode, self._messages)
+
+
 hello_from_proto = Codec(events.WorkerHello, pb.Hello, renamed={"versions": "protocol"}).decode
 cut_to_proto = Codec(AbandonedCollective, status_pb2.Cut).encode
 _JOIN_ASK = Codec(events.JoinAsk, pb.JoinAsk)

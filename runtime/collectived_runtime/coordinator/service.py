@@ -23,7 +23,13 @@ from collectived_proto.report.merge import RESTARTED_WARNING
 from collectived_proto.types import Tier
 from collectived_proto.v1 import coordinator_pb2, coordinator_pb2_grpc, status_pb2, trace_pb2
 from collectived_proto.version import negotiate_version
-from collectived_runtime.coordinator.codec import Encoder, cut_to_proto, event_from_proto, hello_from_proto
+from collectived_runtime.coordinator.codec import (
+    AttachedGroups,
+    Encoder,
+    cut_to_proto,
+    event_from_proto,
+    hello_from_proto,
+)
 from collectived_runtime.coordinator.core.coordinator import Coordinator
 from collectived_runtime.coordinator.core.events import (
     Disconnect,
@@ -163,14 +169,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 grpc.StatusCode.INVALID_ARGUMENT, f"a worker's first message must be its hello, got {kind}"
             )
         try:
-            hello = hello_from_proto(message.hello)
+            hello, groups = hello_from_proto(message.hello), AttachedGroups(message.hello)
             negotiate_version(hello.versions, f"worker {hello.task}", "this coordinator")
         except FailedPreconditionError as error:
             _log.warning("a worker is refused: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except InvalidArgumentError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"hello: {error}")
-        effects = self._coordinator.step(WorkerAttached(hello, time.time_ns() // 1_000_000), self._now())
+        attached = WorkerAttached(hello, time.time_ns() // 1_000_000, groups)
+        effects = self._coordinator.step(attached, self._now())
         for effect in effects:
             if isinstance(effect, Shutdown) or (
                 isinstance(effect, Disconnect) and effect.incarnation == hello.incarnation

@@ -99,8 +99,8 @@ class Coordinator:
     def _dispatch(self, event: Event, now: float) -> Iterator[Effect]:
         registry = self.registry
         match event:
-            case WorkerAttached(hello, clock):
-                yield from membership.handle_attach(registry, hello, clock, now)
+            case WorkerAttached():
+                yield from membership.handle_attach(registry, event, now)
             case WorkerDetached():
                 yield from membership.handle_detach(registry, event, now)
             case DrainRequested():

@@ -46,7 +46,7 @@ def deliver(
 
 
 def _is_same_failure(known: Verdict, verdict: Verdict) -> bool:
-    """Whether it is another deadline, or names the same lost ranks: a worker's link breaks before it is known to be lost."""
+    """Whether it is another deadline, or names the same ranks: a link breaks before its worker is known to be lost."""
     if known.code != verdict.code:
         return False
     same = verdict.missing and [one.rank for one in known.missing] == [one.rank for one in verdict.missing]

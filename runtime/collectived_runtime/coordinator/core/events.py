@@ -8,6 +8,7 @@ of the contract (`Verdict`) or of this file; `codec.py` turns them to protobuf a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -40,7 +41,6 @@ class WorkerHello:
     address: str = ""
     link_address: str = ""
     highest_epoch: int = 0
-    groups: tuple[AttachedGroup, ...] = ()
     draining: bool = False
     versions: VersionRange = FIRST_VERSIONS
     link_secret: str = field(default="", repr=False)  # that a coordinator has given it
@@ -73,10 +73,16 @@ class JoinAsk:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAttached:
-    """`clock`: milliseconds since 1970, as this coordinator's host has it; 0: not known."""
+    """A worker is here, or back.
+
+    Attributes:
+        clock: milliseconds since 1970, as this coordinator's host has it; 0: not known.
+        groups: those that run on it. It may read them several times.
+    """
 
     hello: WorkerHello
     clock: int = 0
+    groups: Iterable[AttachedGroup] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ heartbeat intervals have passed, for any of them may bring a verdict that was gi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 
 from collectived_proto.errors import Code
@@ -24,6 +24,7 @@ from collectived_runtime.coordinator.core.events import (
     SendToWorker,
     Shutdown,
     Welcome,
+    WorkerAttached,
     WorkerDetached,
     WorkerHello,
 )
@@ -42,8 +43,9 @@ from collectived_runtime.coordinator.core.timers import (
 DAY_MS = 24 * 3600 * 1000
 
 
-def handle_attach(registry: Registry, hello: WorkerHello, clock: int, now: float) -> Iterator[Effect]:
-    """A worker comes, or comes back. `clock`: milliseconds since 1970."""
+def handle_attach(registry: Registry, event: WorkerAttached, now: float) -> Iterator[Effect]:
+    """A worker comes, or comes back."""
+    hello, clock = event.hello, event.clock
     if hello.highest_epoch > max(registry.epoch, clock) + DAY_MS:
         why = (
             f"{hello} is refused: it obeys a coordinator of epoch {hello.highest_epoch}, more than a day ahead of this "
@@ -79,9 +81,9 @@ def handle_attach(registry: Registry, hello: WorkerHello, clock: int, now: float
     secret = _adopt_link_secret(registry, hello)
     yield SendToWorker(hello.task, Welcome(registry.epoch, registry.heartbeat_seconds, registry.stall_seconds, secret))
     yield Log("info", f"{hello} {'is back' if back else 'is here'}")
-    yield from _adopt_all(registry, hello, now)
+    listed = yield from _adopt_all(registry, event, now)
     if back:
-        yield from _resend_join_answers(registry, hello)
+        yield from _resend_join_answers(registry, hello, listed)
         yield from inquiries.resend_queries(registry, hello.task)
 
 
@@ -171,9 +173,11 @@ def compensate_pause(registry: Registry, late: float, now: float) -> None:
 # Coming back
 
 
-def _adopt_all(registry: Registry, hello: WorkerHello, now: float) -> Iterator[Effect]:
-    listed = {item.group.generation for item in hello.groups}
-    for item in hello.groups:
+def _adopt_all(registry: Registry, event: WorkerAttached, now: float) -> Generator[Effect, None, set[int]]:
+    """Take over what a worker brings; returns the generations that it lists."""
+    hello = event.hello
+    listed = {item.group.generation for item in event.groups}
+    for item in event.groups:
         yield from _adopt(registry, hello, item, now)
         for verdict in item.verdicts:
             if verdict.successor and verdict.successor not in listed:
@@ -184,11 +188,11 @@ def _adopt_all(registry: Registry, hello: WorkerHello, now: float) -> Iterator[E
             generation.awaited_workers.discard(hello.task)
             generation.absent_workers.add(hello.task)
             yield from _resume_if_complete(registry, generation, now)
+    return listed
 
 
-def _resend_join_answers(registry: Registry, hello: WorkerHello) -> Iterator[Effect]:
+def _resend_join_answers(registry: Registry, hello: WorkerHello, listed: set[int]) -> Iterator[Effect]:
     """Send answers to joins again that were sent while nobody listened."""
-    listed = {item.group.generation for item in hello.groups}
     for (task, request), number in list(registry.generation_by_join.items()):
         generation = registry.generations[number]
         if task != hello.task or number in listed or generation.is_over:

@@ -165,7 +165,7 @@ class Player:
         given = dict(word.split("=", 1) for word in words if re.match(r"[a-z]+=", word))
         match verb:
             case "attach":
-                return WorkerAttached(self._hello(task, words))
+                return WorkerAttached(self._hello(task, words), groups=self._brought(words))
             case "gone":
                 return WorkerDetached(task, given.get("inc", f"i{task}"), "its stream broke", "orderly" in words)
             case "beat":
@@ -199,12 +199,14 @@ class Player:
 
     def _hello(self, task: int, words: list[str]) -> WorkerHello:
         given = dict(word.split("=", 1) for word in words if "=" in word)
-        brought = tuple(self._attached(word.removeprefix("group=")) for word in words if word.startswith("group="))
-        groups = tuple(replace(group, idle=given.get("idle") == "yes") for group in brought)
         epoch = int(given.get("epoch", 0))
         incarnation = given.get("inc", f"i{task}")
-        hello = WorkerHello(task, incarnation, words[1], 100 + task, (), "", f"{words[1]}:7452", epoch, groups)
+        hello = WorkerHello(task, incarnation, words[1], 100 + task, (), "", f"{words[1]}:7452", epoch)
         return replace(hello, versions=_versions(given.get("speaks", "1-1")))
+
+    def _brought(self, words: list[str]) -> tuple[AttachedGroup, ...]:
+        brought = [self._attached(word.removeprefix("group=")) for word in words if word.startswith("group=")]
+        return tuple(replace(group, idle="idle=yes" in words) for group in brought)
 
     def _attached(self, text: str) -> AttachedGroup:
         name, ranks, *verdicts = text.split(":")

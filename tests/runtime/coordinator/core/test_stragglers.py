@@ -114,7 +114,7 @@ def test_only_the_latest_are_told_however_many_there_are() -> None:
 
 def test_a_census_counts_workers_and_groups() -> None:
     registry = Registry(1, 5.0, 1.0)
-    hello = WorkerHello(3, "i", "host", 1, (), "unix:/w", "127.0.0.1:1", 0, ())
+    hello = WorkerHello(3, "i", "host", 1, (), "unix:/w", "127.0.0.1:1")
     registry.workers[3] = WorkerRecord(hello, last_seen_at=10.0, connected=False)
     forming = FormingGroup("job/next", 2, 2, 0.0, since=0.0)
     registry.forming["job/next"] = forming
