@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +34,12 @@ from collectived_proto.types import DType
 
 MOVES = ("broadcast", "all_gather", "scatter", "all_to_all")
 LARGE = 3 << 20  # bytes of a letter: more than the ring in which it would be sent
+
+
+def end_in_time() -> None:
+    """Have a forked child end, whatever it does, and not by what its parent would do at an alarm."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(int(LIMIT_SECONDS))
 
 
 def count_ticks(descriptor: int, geometry: Geometry) -> list[int]:
@@ -132,7 +139,7 @@ def test_a_root_that_dies_before_it_has_been_read_fails_the_instance(
     out = np.zeros(1 << 20, np.uint8)
     root = os.fork()
     if root == 0:
-        signal.alarm(int(LIMIT_SECONDS))
+        end_in_time()
         own = segment.attach(descriptor, geometry, 0)
         mine = broadcast(0, 1 << 20)
         finish(own, own.run(mine.plan(own), mine.inputs, (), 0, None))
@@ -308,13 +315,127 @@ def test_a_value_is_never_read_after_its_send_is_done() -> None:
     assert as_threads(2, body, geometry=replace(DIRECT, mail=8 << 20)) == [[], []]
 
 
+LONG = 32 << 20
+MOMENTS = np.linspace(5e-4, 8e-3, 30)  # in which some of such a letter is read
+
+
+@contextlib.contextmanager
+def stopped_peer(moment: float, *, sends: bool) -> Iterator[tuple[core.Engine, core.Job, int, Callable[[], bool]]]:
+    """A rank that gets a long letter from the other one, or sends it one, which is stopped after so many seconds.
+
+    Its engine and job, the other process, and whether the letter is being read where it lies.
+    """
+    geometry = make_geometry(2, replace(DIRECT, mail=2 * LONG))
+    descriptor, is_there = segment.create(geometry), os.eventfd(0)
+    peer = os.fork()
+    if peer == 0:
+        end_in_time()
+        own, memory = segment.attach(descriptor, geometry, 1), np.full(LONG, 5, np.uint8)
+        if sends:
+            own.send(0, 3, (memory,), 0, b"blob", core.BLOCKING)
+        else:
+            job = own.receive(0, 3, (memory,), 0, b"blob", core.QUIET)
+            os.eventfd_write(is_there, 1)
+            await_end(job)  # type: ignore[arg-type]
+        os._exit(0)
+    own, memory = segment.attach(descriptor, geometry, 0), np.full(LONG, 5, np.uint8)
+    before = os.fstat(descriptor).st_blocks
+    if sends:
+        job = own.receive(1, 3, (memory,), 0, b"blob", core.QUIET)
+    else:
+        os.eventfd_read(is_there)
+        job = own.send(1, 3, (memory,), 0, b"blob", core.QUIET)
+    assert job is not None
+    time.sleep(moment)
+    os.kill(peer, signal.SIGSTOP)
+    is_read = lambda: job.state() == core.PENDING and (os.fstat(descriptor).st_blocks - before) * 512 < LONG // 8  # noqa: E731
+    yield own, job, peer, is_read
+    os.kill(peer, signal.SIGKILL)
+    os.waitpid(peer, 0)
+    own.detach()
+    for one in (descriptor, is_there):
+        os.close(one)
+
+
+def test_a_sender_sleeps_while_its_letter_is_read() -> None:
+    for moment in MOMENTS:
+        with stopped_peer(float(moment), sends=False) as (_, sending, peer, is_read):
+            time.sleep(0.05)
+            if is_read():
+                began = time.process_time()
+                time.sleep(1.0)
+                used = time.process_time() - began
+                os.kill(peer, signal.SIGCONT)
+                assert await_end(sending) == core.COMPLETE
+                assert used < 0.3, "seconds of the processor in a second of waiting"
+                return
+    pytest.fail("each time the letter was there, or went to the segment")
+
+
+def test_a_letter_that_is_read_does_not_arrive_once_the_generation_is_over() -> None:
+    """Its sender hears that it has failed, even if it sleeps for so long that it has taken nothing back yet."""
+    for moment in MOMENTS:
+        with stopped_peer(float(moment), sends=True) as (engine, receiving, _, is_read):
+            if is_read():
+                engine.abort(core.ABORTED, 0)
+                if await_end(receiving) == core.ABORTED:
+                    return
+    pytest.fail("each time the letter arrived")
+
+
+NOBODY, PR_SET_DUMPABLE = 65534, 4
+BLAMES_READER = (core.FAILED, (0, core.FAILED, 1))
+
+
+def become_another_user() -> None:
+    end_in_time()
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    allow_reading(True)
+
+
+def allow_reading(is_allowed: bool) -> None:
+    assert ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, int(is_allowed), 0, 0, 0) == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may begin processes of another user; itself it may read all")
+def test_a_rank_that_may_not_read_a_living_process_any_more_blames_itself() -> None:
+    """The kernel does not say that the other has done anything wrong."""
+    geometry = make_geometry(2, DIRECT)
+    descriptor = segment.create(geometry)
+    is_there, is_hidden = os.eventfd(0), os.eventfd(0)
+    root = os.fork()
+    if root == 0:
+        become_another_user()
+        own, work = segment.attach(descriptor, geometry, 0), broadcast(0, 1 << 20)
+        os.eventfd_read(is_there)
+        job = own.submit(work.plan(own), work.inputs, (), 0, None, False)
+        wait_until_published(descriptor, geometry, 2)
+        allow_reading(False)
+        os.eventfd_write(is_hidden, 1)
+        os._exit(int((await_end(job), own.verdict()[:3]) != BLAMES_READER))
+    reader = os.fork()
+    if reader == 0:
+        become_another_user()
+        own = segment.attach(descriptor, geometry, 1, waiting=replace(OPERATED, shows_memory=True))
+        os.eventfd_write(is_there, 1)
+        wait_until_published(descriptor, geometry, 1)
+        job = own.enqueue(broadcast(1, 1 << 20).plan(own), (), (np.zeros(1 << 20, np.uint8),), 0, None)
+        while count_ticks(descriptor, geometry)[1] < 1:
+            own.advance(1)
+        os.eventfd_read(is_hidden)
+        os._exit(int((advance_until(own, job), own.verdict()[:3]) != BLAMES_READER))
+    assert [os.waitpid(child, 0)[1] for child in (root, reader)] == [0, 0]
+    for one in (is_there, is_hidden, descriptor):
+        os.close(one)
+
+
 def test_processes_read_each_other_and_a_stranger_s_number_is_not_believed() -> None:
     """A rank says which process it is as that knows itself; another that has this number here has not its token."""
     geometry = make_geometry(2, DIRECT)
     descriptor = segment.create(geometry)
     child = os.fork()
     if child == 0:
-        signal.alarm(int(LIMIT_SECONDS))
+        end_in_time()
         own = segment.attach(descriptor, geometry, 1)
         out = np.zeros(1 << 20, np.uint8)
         finish(own, own.run(broadcast(1, 1 << 20).plan(own), (), (out,), 0, None))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tests.e2e.conftest import Cluster, Daemon
 from tests.e2e.raw_client import Raw
+from tests.waiting import settle
 
 import collectived as cd
 from collectived.shared import doorbell
@@ -170,6 +171,29 @@ def test_a_call_of_a_new_kind_to_a_killed_worker_is_the_end_of_the_group_and_aft
             assert not caught.value.rejoin
         with cd.connect(cluster.addresses[0]) as new, new.join("killed", 1, rank=0, timeout=20) as back:
             assert back.all_reduce("sum", 1.0) == 1.0
+
+
+@pytest.mark.parametrize("nbytes", [1 << 20, 16 << 20])
+def test_the_value_of_a_call_that_ended_with_its_worker_does_not_count_for_others(
+    make_cluster: Any, nbytes: int
+) -> None:
+    """Its array is the caller's again, and may have changed by the time when another rank comes."""
+    cluster = make_cluster(1)
+    value = np.full(nbytes, 5, np.uint8)
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        sessions = [stack.enter_context(cd.connect(cluster.addresses[0])) for _ in range(2)]
+        root, other = pool.map(lambda rank: sessions[rank].join("given-back", 2, rank=rank, timeout=20), range(2))
+        pool.submit(other.broadcast, np.zeros(nbytes, np.uint8), root=0)
+        root.broadcast(value, root=0)  # of a known kind nobody asks the worker
+        broadcasting = pool.submit(root.broadcast, value, root=0)
+        settle(lambda: any(loop.in_flight for row in cluster.status().workers for loop in row.lanes))
+        cluster.workers[0].process.kill()
+        cluster.workers[0].process.wait()
+        assert isinstance(broadcasting.exception(20), cd.errors.UnavailableError)
+        value[:] = 9
+        with contextlib.suppress(cd.errors.UnavailableError):
+            assert np.all(other.broadcast(np.zeros(nbytes, np.uint8), root=0) == 5)
+    again(cluster)
 
 
 def test_a_session_that_a_worker_does_not_know_or_that_has_ended_is_unavailable_with_what_to_do(
