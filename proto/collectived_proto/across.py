@@ -21,11 +21,13 @@ from collectived_proto.types import (
     Leaf,
     Operation,
     Reduce,
+    ReduceScatter,
     Scatter,
 )
 
-_FOLDED = (AllReduce, Reduce, Barrier)
-_MOVED = (Broadcast, AllGather, Gather, Scatter, AllToAll)
+_WHOLE = (AllReduce, Reduce, Barrier)
+_CUT = (AllGather, Gather, Scatter, AllToAll, ReduceScatter)
+_FOLDED = (*_WHOLE, ReduceScatter)
 _LINE = 64  # bytes to which the values of a pack are rounded up there
 
 
@@ -45,10 +47,10 @@ class LocalSeats:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What goes into and out of the segment of a pack whose values are moved as they are. Elements.
+    """What goes into and out of the segment of a pack. Elements.
 
     Attributes:
-        given: by local rank, those of its value.
+        given: by local rank, those of its value. Where they are folded, all have as many.
         brought: those that the worker brings, in all.
         starts: by local rank, where its result begins in what is brought.
         ranks: the local ranks whose results are brought one behind the other. If it is one, the others read the same.
@@ -70,32 +72,28 @@ def meets_in_segment(collective: Collective, layout: Layout, most: int, local: L
         most: bytes of a value, and of a result, that a segment takes in one tick.
     """
     operation = collective.operation
-    if isinstance(operation, _FOLDED):
-        values = sum(_round_up(pack.count * pack.dtype.itemsize) for pack in layout.packs)
-        results = sum(_round_up(pack.count * pack.result_dtype.itemsize) for pack in layout.packs)
-        return max(values, results) <= most
     if (
-        not isinstance(operation, _MOVED)
+        not isinstance(operation, (*_WHOLE, Broadcast, *_CUT))
         or lacks_axis(collective)
         or (isinstance(operation, AllToAll) and operation.sizes)
     ):
         return False
-    shares = [] if collective.open else make_shares(collective, layout, local)
-    itemsizes = [pack.dtype.itemsize for pack in layout.packs]
-    parts = [[*share.given, share.brought] for share in shares]
-    return all(
-        sum(_round_up(count * itemsize) for count, itemsize in zip(counts, itemsizes, strict=True)) <= most
-        for counts in zip(*parts, strict=True)
-    )
+    if collective.open:
+        return True
+    parts = []
+    for share, pack in zip(make_shares(collective, layout, local), layout.packs, strict=True):
+        given = [_round_up(count * pack.dtype.itemsize) for count in share.given]
+        parts.append([*given, _round_up(share.brought * pack.result_dtype.itemsize)])
+    return all(sum(sizes) <= most for sizes in zip(*parts, strict=True))
 
 
 def make_shares(collective: Collective, layout: Layout, local: LocalSeats) -> list[Share]:
-    """By pack, of a collective that folds nothing and is not open. Lengths that may differ are taken as equal."""
+    """By pack, of a collective that is not open. Lengths that may differ are taken as equal."""
     operation = collective.operation
-    if isinstance(operation, Broadcast):
-        root, same = operation.root, (0,) * len(local.ranks)
-        counts = [pack.count for pack in layout.packs]
-        return [Share(tuple(n * (one == root) for one in local.ranks), n, same, local.ranks[:1]) for n in counts]
+    if not isinstance(operation, _CUT):
+        giving = [not isinstance(operation, Broadcast) or rank == operation.root for rank in local.ranks]
+        counts, same = [pack.count for pack in layout.packs], (0,) * len(local.ranks)
+        return [Share(tuple(n * gives for gives in giving), n, same, local.ranks[:1]) for n in counts]
     leaves = {place.pack: leaf for leaf, place in zip(collective.leaves, layout.places, strict=True)}
     return [_cut(operation, leaves[pack], local) for pack in range(len(layout.packs))]
 
@@ -109,6 +107,8 @@ def _cut(operation: Operation, leaf: Leaf, local: LocalSeats) -> Share:
     match operation:
         case Gather(root):
             getting = tuple(rank for rank in ranks if rank == root)
+        case ReduceScatter(_, _, sizes):
+            pieces, getting = sizes or split_evenly(length, local.size), ranks
         case Scatter(root, _, sizes):
             given = tuple(length * width * (rank == root) for rank in ranks)
             pieces, getting = sizes or split_evenly(length, local.size), ranks
@@ -119,13 +119,14 @@ def _cut(operation: Operation, leaf: Leaf, local: LocalSeats) -> Share:
     return Share(given, ends[-1], starts, getting)
 
 
-def list_counts(share: Share, rank: int, local: LocalSeats) -> tuple[int, ...]:
+def list_counts(share: Share, rank: int, local: LocalSeats, is_folded: bool) -> tuple[int, ...]:
     """The counts of a pack in the native core's plan of that rank; without one of them (-1), of the worker."""
-    return *share.given, share.brought, 0 if rank < 0 else share.starts[local.ranks.index(rank)]
+    given = share.given[:1] if is_folded else share.given
+    return *given, share.brought, 0 if rank < 0 else share.starts[local.ranks.index(rank)]
 
 
 def moves_across(collective: Collective) -> bool:
-    """Whether values of a collective that meets in the segment are moved as they are."""
+    """Whether values of a collective that meets in the segment are moved as they are, and not folded."""
     return not isinstance(collective.operation, _FOLDED)
 
 

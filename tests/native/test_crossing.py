@@ -68,7 +68,7 @@ class Host:
         self.thread: threading.Thread | None = None
 
     def make(self, engine: core.Engine, leaves_in: tuple[int, ...], leaves_out: tuple[int, ...]) -> core.Plan:
-        phase = (int(DType.FLOAT32), (COUNT,), leaves_in, leaves_out)
+        phase = (int(DType.FLOAT32), (COUNT, COUNT, 0), leaves_in, leaves_out)
         return make_plan(engine, core.ACROSS, (phase,), reduce_op=SUM, root=1)
 
     def add(self, moves: tuple[core.RouteMove, ...], said: bytes = b"") -> None:
@@ -80,7 +80,7 @@ class Host:
 
         def body() -> None:
             engine = segment.attach(self.descriptor, self.geometry, 0, knock=self.knock)
-            phase = (int(DType.FLOAT32), (COUNT,), (COUNT,), (COUNT,))
+            phase = (int(DType.FLOAT32), (COUNT, COUNT, 0), (COUNT,), (COUNT,))
             plan = make_plan(engine, core.ACROSS, (phase,), reduce_op=SUM, root=1, digest=digest, description=7)
             out = np.zeros(COUNT, np.float32)
             for _ in range(times):

@@ -245,7 +245,7 @@ def test_what_is_small_goes_across_hosts_by_the_worker(
     found: list[bytes] = []
 
     def make(engine: core.Engine, leaves_in: tuple[int, ...], leaves_out: tuple[int, ...]) -> core.Plan:
-        phase = (int(dtype), (count,), leaves_in, leaves_out)
+        phase = (int(dtype), (count, count, 0), leaves_in, leaves_out)
         return make_plan(engine, core.ACROSS, (phase,), reduce_op=REDUCE_OPS[op], root=seats - 1)
 
     def take_part(rank: int) -> None:
@@ -336,6 +336,39 @@ def test_what_is_moved_across_hosts_is_taken_from_who_has_it_and_brought_to_each
     for engine in (*ranks, worker):
         engine.detach()
     watcher.close()
+    os.close(knock)
+    os.close(descriptor)
+
+
+def test_what_is_folded_across_hosts_is_brought_to_each_rank_in_its_part() -> None:
+    geometry = replace(make_geometry(3, TINY), operated=1)
+    descriptor, knock = segment.create(geometry), os.eventfd(0, os.EFD_NONBLOCK)
+    worker = segment.attach(descriptor, geometry, 2, knock=knock, waiting=segment.OPERATED)
+    ranks = [segment.attach(descriptor, geometry, rank, knock=knock) for rank in range(2)]
+
+    def make(engine: core.Engine, begin: int, given: int, got: int) -> core.Plan:
+        phase = (int(DType.INT16), (7, 5, begin), (given,) if given else (), (got,) if got else ())
+        return make_plan(engine, core.ACROSS, (phase,), reduce_op=REDUCE_OPS[ReduceOp.SUM], root=2)
+
+    value, outs = np.arange(7, dtype=np.int16), [np.zeros(2, np.int16), np.zeros(3, np.int16)]
+    jobs = [
+        engine.enqueue(make(engine, 2 * rank, 7, 2 + rank), (value,), (outs[rank],), 0, None)
+        for rank, engine in enumerate(ranks)
+    ]
+    for engine in ranks:
+        assert engine.advance(1000)
+    partials = np.zeros(7 * core.arithmetic_sizes(DType.INT16, REDUCE_OPS[ReduceOp.SUM])[1], np.uint8)
+    assert worker.gather(make(worker, 0, 0, 7), 0, (partials,)) == core.COMPLETE
+    assert worker.bring(make(worker, 0, 5, 0), 0, (np.arange(5, dtype=np.int16),), b"") == core.COMPLETE
+    for engine in ranks:
+        engine.advance(1000)
+    assert [job.state() for job in jobs] == [core.COMPLETE] * 2
+    assert [one.tolist() for one in outs] == [[0, 1], [2, 3, 4]]
+    for begin, got in ((3, 3), (6, 0)):
+        with pytest.raises(ValueError, match="do not add up"):
+            make(ranks[0], begin, 7, got or 1)
+    for engine in (*ranks, worker):
+        engine.detach()
     os.close(knock)
     os.close(descriptor)
 

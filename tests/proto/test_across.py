@@ -53,7 +53,7 @@ def test_a_result_may_be_wider_than_the_value() -> None:
 
 def test_some_operations_do() -> None:
     assert meets(Barrier()) and meets(Reduce(ReduceOp.SUM, 0)) and meets(Broadcast(0)) and meets(AllGather())
-    assert not meets(ReduceScatter(ReduceOp.SUM)) and not meets(AllToAll(sizes=(1,) * 5))
+    assert meets(ReduceScatter(ReduceOp.SUM)) and not meets(AllToAll(sizes=(1,) * 5))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,8 @@ def test_some_operations_do() -> None:
         (Scatter(2), 7, Share((0, 14), 6, (0, 4), (1, 2))),
         (Scatter(0, sizes=(1, 2, 3, 0, 1)), 7, Share((0, 0), 10, (0, 4), (1, 2))),
         (AllToAll(), 7, Share((14, 14), 30, (0, 20), (1, 2))),
+        (ReduceScatter(ReduceOp.SUM), 7, Share((14, 14), 6, (0, 4), (1, 2))),
+        (ReduceScatter(ReduceOp.SUM, sizes=(1, 2, 3, 0, 1)), 7, Share((14, 14), 10, (0, 4), (1, 2))),
     ],
     ids=str,
 )
@@ -100,4 +102,13 @@ def test_of_a_broadcast_its_root_gives_and_all_get(root: int, given: tuple[int, 
     layout = Layout((Pack(DType.UINT8, DType.UINT8, 7, 0, 0),), (), 0, 0)
     [share] = make_shares(Collective(Broadcast(root), "", ()), layout, LOCAL)
     assert share == Share(given, 7, (0, 0), (1,))
-    assert list_counts(share, 2, LOCAL) == list_counts(share, -1, LOCAL) == (*given, 7, 0)
+    assert list_counts(share, 2, LOCAL, False) == list_counts(share, -1, LOCAL, False) == (*given, 7, 0)
+
+
+def test_what_is_folded_all_give_and_get_where_theirs_begins() -> None:
+    layout = Layout((Pack(DType.UINT8, DType.UINT8, 7, 0, 0),), (LeafPlacement(0, 0),), 0, 0)
+    leaves = (Leaf("", DType.UINT8, (7,)),)
+    [whole] = make_shares(Collective(SUM, "*", leaves), layout, LOCAL)
+    assert [list_counts(whole, rank, LOCAL, True) for rank in (1, 2, -1)] == [(7, 7, 0)] * 3
+    [cut] = make_shares(Collective(ReduceScatter(ReduceOp.SUM), "*", leaves), layout, LOCAL)
+    assert [list_counts(cut, rank, LOCAL, True) for rank in (1, 2, -1)] == [(7, 3, 0), (7, 3, 2), (7, 3, 0)]

@@ -149,10 +149,10 @@ class SegmentProgram:
     def _make_variant(self, collective: Collective, layout: Layout, schedule: Schedule, blob: bytes | None) -> Variant:
         description, operation = self._prepared.description, collective.operation
         local, phases = self._local, schedule.phases
-        if local is not None and moves_across(collective) and not collective.open:
-            shares = make_shares(collective, layout, local)
+        if local is not None and not collective.open:
+            shares, is_folded = make_shares(collective, layout, local), not moves_across(collective)
             phases = tuple(
-                (dtype, list_counts(share, self._rank, local), given, got)
+                (dtype, list_counts(share, self._rank, local, is_folded), given, got)
                 for share, (dtype, _, given, got) in zip(shares, phases, strict=True)
             )
         plan = self.engine.plan(

@@ -206,7 +206,7 @@ static enum progress carry_round(struct crossings *x) {
             if (one == BLOCKED) waits |= (u64)1 << move->wire;
         } else if (move->kind == MOVE_FINISH) {
             const void *from = place(x, move->memory, move);
-            combine(x, place(x, RESULT, move), &from, 1, move->elements, 1);
+            combine(x, place_of_element(x, RESULT, move->left), &from, 1, move->elements, 1);
         } else if (move->kind == MOVE_COPY) {
             memcpy(place(x, move->memory, move), place_of_element(x, move->mine, move->left), bytes_of(route, move));
         } else {

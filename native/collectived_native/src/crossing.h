@@ -40,7 +40,7 @@ struct move {
     int wire;       /* of sends and receives */
     int memory;     /* sent or finished from there, received or copied there; of constants those have to come that are there */
     int mine;       /* a receive is folded with what is there, a fold takes it as its own part, a copy is of it; -1: it is not folded */
-    u64 left;       /* what is received stands left; of a copy: which elements are copied */
+    u64 left;       /* what is received stands left; of a copy: which elements are copied; of a finish: where in the result */
     u64 at, elements;
     int parts;      /* of a fold: the numbers of the moves that keep them, in order; -1: mine */
     int part[MOST_WIRES];

@@ -72,7 +72,8 @@ static int reaches(const struct route *route, long long memory, long long at, lo
     return lies_in(at, 0, most) && lies_in(elements, 0, most - at);
 }
 
-/* (kind, round, wire, memory, mine, left, at, elements, header, parts); of a copy `left` is where it begins in `mine` */
+/* (kind, round, wire, memory, mine, left, at, elements, header, parts); of a copy `left` is where it begins in `mine`, of a
+   finish where it belongs in the result */
 static int parse_move(struct move *move, PyObject *told, const struct route *route) {
     long long n[8];
     char *header;
@@ -87,7 +88,7 @@ static int parse_move(struct move *move, PyObject *told, const struct route *rou
     int computes = folds || n[0] == MOVE_FINISH;
     if (computes) fits &= route->reduce_op && n[3] != CONSTANTS;
     if (fits) fits = reaches(route, n[3], n[6], n[7]) && (n[4] < 0 || reaches(route, n[4], n[0] == MOVE_COPY ? n[5] : n[6], n[7]));
-    if (n[0] == MOVE_FINISH) fits = fits && reaches(route, RESULT, n[6], n[7]);
+    if (n[0] == MOVE_FINISH) fits = fits && reaches(route, RESULT, n[5], n[7]);
     if (n[0] == MOVE_COPY) fits = fits && n[4] >= 0 && n[3] != CONSTANTS && route->row[n[3]] == route->row[n[4]];
     if (!fits || (n[0] == MOVE_FOLD && (n[4] < 0 || !count)) || (folds && (n[3] == RESULT || n[4] == RESULT)))
         return PyErr_SetString(PyExc_ValueError, "a move does not fit its route"), -1;

@@ -41,11 +41,11 @@ int takes_from(const struct plan *plan, int seat) {
 
 /* Elements that the worker brings to all ranks; where those for this rank begin. */
 static u64 brought(const struct plan *plan, const struct phase *p) {
-    return folds(plan) ? p->count : p->counts[plan->root];
+    return p->counts[folds(plan) ? 1 : plan->root];
 }
 
 static u64 begin_of_result(const struct plan *plan, const struct phase *p) {
-    return folds(plan) ? 0 : p->counts[plan->seats];
+    return p->counts[folds(plan) ? 2 : plan->seats];
 }
 
 /* ---- Plans ---- */
@@ -79,7 +79,7 @@ static void cut(const struct segment *s, const struct plan *plan, struct phase *
 
 static const char *check_phase(const struct plan *plan, const struct phase *p, u64 counts_given) {
     u64 wanted = plan->operation == ALL_TO_ALL ? (u64)plan->seats * (u64)plan->seats
-                 : plan->operation == ACROSS && !folds(plan) ? (u64)plan->seats + 1
+                 : plan->operation == ACROSS ? (folds(plan) ? 3 : (u64)plan->seats + 1)
                  : OPERATION[plan->operation].way == SHARES || plan->operation == BROADCAST
                      ? 1
                      : (u64)plan->seats;
@@ -94,9 +94,8 @@ static const char *check_phase(const struct plan *plan, const struct phase *p, u
     if (plan->operation == ACROSS && out) {
         u64 all = 0, begin = begin_of_result(plan, p);
         for (int seat = 0; seat < plan->root && !folds(plan); seat++) all += p->counts[seat];
-        int fits = folds(plan)        ? out == p->count
-                   : is_bringer(plan) ? out == all
-                                      : begin <= brought(plan, p) && out <= brought(plan, p) - begin;
+        int fits = is_bringer(plan) ? out == (folds(plan) ? p->count : all)
+                                    : begin <= brought(plan, p) && out <= brought(plan, p) - begin;
         if (!fits) return "leaves out do not add up to the counts";
     }
     if (in != value_of(plan, p, plan->me) && !(plan->operation == BROADCAST && plan->me != plan->root))

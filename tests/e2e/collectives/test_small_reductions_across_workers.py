@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +14,7 @@ import pytest
 import collectived as cd
 
 SMALL, LARGE = 1000, 400_000  # elements: in one tick of a segment, and not
+TIMES = 4  # the third time, and from then on, the native core has a part in it
 RING = cd.CommunicationOptions(implementation=cd.CommunicationImplementation.RING)
 
 
@@ -77,11 +79,43 @@ def test_results_have_the_bits_that_they_have_where_values_go_through_the_worker
         found: list[Any] = [group.all_reduce(op, value) for op in ("sum", "mean", "product")]
         found += group.all_reduce("mean", values)["other"]
         found += [one for one in [group.reduce("sum", value, root=2)] if one is not None]
+        rows = np.ascontiguousarray(value.T)
+        for _ in range(TIMES):
+            found += [group.reduce_scatter(op, rows) for op in ("sum", "mean", "product")]
+            found.append(group.reduce_scatter("sum", rows, sizes=[0, 30, 1, 19]))
+            found += group.reduce_scatter("mean", {"one": rows, "other": rows[:2, 0]}).values()
         return [np.asarray(one).tobytes() for one in found]
 
     by_segment = two_workers.run(4, body)
     monkeypatch.setenv("COLLECTIVED_TRANSPORT", "grpc")
     assert two_workers.run(4, body) == by_segment
+
+
+@pytest.mark.parametrize("placement", [(0, 0, 1, 1), (0, 1, 0, 1), (1, 0, 0, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
+def test_a_reduce_scatter_gives_each_rank_its_rows_wherever_it_is(
+    two_workers: Any, placement: tuple[int, ...], dtype: Any
+) -> None:
+    """Where the rows of a worker's ranks stand side by side, and where they do not."""
+
+    def body(rank: int) -> list[str]:
+        wrong = []
+        with (
+            cd.connect(two_workers.addresses[placement[rank]]) as session,
+            session.join(f"rows-{placement}-{np.dtype(dtype)}", 4, rank=rank, timeout=30) as group,
+        ):
+            for step in range(2 * TIMES):
+                rows = 5 + step // TIMES
+                values = [(np.arange(rows * 3).reshape(rows, 3) % 7 + one + step).astype(dtype) for one in range(4)]
+                found = group.reduce_scatter("sum", values[rank])
+                large = group.reduce_scatter("sum", np.repeat(values[rank], 20_000, axis=1))
+                wanted = np.array_split(np.sum(values, axis=0, dtype=dtype), 4)[rank]
+                wrong += [f"{step}: {found}"] * (found.tolist() != wanted.tolist())
+                wrong += [f"{step}: the large one"] * (not np.array_equal(large[:, ::20_000], wanted))
+        return wrong
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(body, range(4))) == [[]] * 4
 
 
 def test_ranks_of_which_one_goes_the_other_way_are_told_that_they_differ(two_workers: Any) -> None:

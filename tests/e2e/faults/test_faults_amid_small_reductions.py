@@ -25,7 +25,7 @@ import collectived as cd
 
 pytestmark = pytest.mark.timeout(150)
 ROUNDS = 4
-COLLECTIVES = {"small": 1, "moved": 6}  # of a step
+COLLECTIVES = {"small": 1, "moved": 7}  # of a step
 SMALL, LARGE = 100, 400_000  # elements: by the segment, and over the doorbell
 
 PROGRAM = """
@@ -44,6 +44,7 @@ def move(number):
     assert gathered is None if not mine else gathered.tolist() == [number] * (2 * size)
     assert group.scatter(np.full(size, number), root=root).tolist() == [number]
     assert group.all_to_all(np.full(size, number)).tolist() == [number] * size
+    assert group.reduce_scatter("sum", np.full(size, number)).tolist() == [number * size]
 
 def step(number):
     size = group.size

@@ -18,7 +18,6 @@ import time
 from dataclasses import dataclass, field
 
 from collectived_native import core
-from collectived_proto.across import moves_across
 from collectived_proto.rows import encode_rows, extract_rows
 from collectived_proto.types import Broadcast, Collective, Scatter
 from collectived_runtime.engine.base.topology import GroupTopology
@@ -110,17 +109,15 @@ class Crossings:
         seat = segment.seat
         if self._core is None:
             self._core = core.crossings(seat.engine, segment.knocker, _PATIENCE_NS, template.header(0, 0, 0))
-        plans = seat.get_plans(instance, program)
+        gathers, brings, shares = seat.get_plans(instance, program)
         blob, said = seat.encode_blob(instance), b""
         if instance.collective.lengths_differ:
             said = encode_rows(extract_rows(instance.collective))
         if len(blob) > core.MAX_BLOB:
             blob = b""
-        shares = (
-            seat.list_shares(instance) if moves_across(instance.collective) else []
-        )  # of a value without arrays, too
-        route = compile_route(program, template, self._make_prelude(instance, template), shares[0] if shares else None)
-        self._core.add(*plans, instance.contract, route.terms, route.moves, route.constants, blob, said)
+        share = shares[0] if shares else None  # of a value without arrays
+        route = compile_route(program, template, self._make_prelude(instance, template), share)
+        self._core.add(gathers, brings, instance.contract, route.terms, route.moves, route.constants, blob, said)
         peers, before = self.context.topology.peers, route.first_round
         transfers = tuple(
             (SEND if kind == core.MOVE_SEND else RECEIVE, number - before, peers[place].task)

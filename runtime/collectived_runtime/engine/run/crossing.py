@@ -23,7 +23,7 @@ _DIGEST_BYTES = 16
 _MAX_PLANS = 1024
 
 Bytes = NDArray[np.uint8]
-Plans = tuple["core.Plan", "core.Plan"]
+Plans = tuple["core.Plan", "core.Plan", list[Share]]
 Leaves = Sequence[tuple[int, ...]]
 
 
@@ -50,7 +50,7 @@ class WorkerSeat:
         self._plans: dict[bytes | tuple[object, ...], Plans] = {}
 
     def get_plans(self, instance: Instance, program: CompiledCollective) -> Plans:
-        """What takes partial sums or values out of the segment, and what brings results into it."""
+        """What takes partial sums or values out of the segment, what brings results into it, and how much, by pack."""
         key = instance.form
         plans = self._plans.get(key)
         if plans is None:
@@ -66,10 +66,6 @@ class WorkerSeat:
             return known.layout
         return layout(instance.collective, self.local.ranks[0], self._automatic_pack_bytes)
 
-    def list_shares(self, instance: Instance) -> list[Share]:
-        """By pack, what goes into and out of the segment of a collective that is moved as it is."""
-        return make_shares(instance.collective, self.find_layout(instance), self.local)
-
     def encode_blob(self, instance: Instance) -> bytes:
         """What ranks are told that take what comes; nothing where none can."""
         if not isinstance(instance.collective.operation, (Broadcast, Scatter)):
@@ -77,18 +73,14 @@ class WorkerSeat:
         return encode_root_value(instance.collective, self.find_layout(instance))
 
     def _make_plans(self, instance: Instance, program: CompiledCollective) -> Plans:
-        if moves_across(instance.collective):
-            shares = self.list_shares(instance)
-            counts = [list_counts(share, -1, self.local) for share in shares]
-            taken = [sum(share.given) for share in shares]
-            brought = [share.brought for share in shares]
-        else:
-            taken = brought = [pack.count for pack in program.layout.packs]
-            counts = [(count,) for count in taken]
+        packs, is_folded = self.find_layout(instance), not moves_across(instance.collective)
+        shares = make_shares(instance.collective, packs, self.local)
+        counts = [list_counts(share, -1, self.local, is_folded) for share in shares]
+        taken = [(share.given[0] if is_folded else sum(share.given),) for share in shares]
         nothing: Leaves = [()] * len(counts)
-        gathers = self._make_plan(instance, self.find_layout(instance), counts, nothing, [(count,) for count in taken])
-        results = [(count,) for count in brought] if program.receivers else nothing
-        return gathers, self._make_plan(instance, self.find_layout(instance), counts, results, nothing)
+        results = [(share.brought,) for share in shares] if program.receivers else nothing
+        gathers = self._make_plan(instance, packs, counts, nothing, taken)
+        return gathers, self._make_plan(instance, packs, counts, results, nothing), shares
 
     def _make_plan(
         self, instance: Instance, packs: Layout, counts: Leaves, leaves_in: Leaves, leaves_out: Leaves
@@ -147,26 +139,25 @@ class Crossing:
     def __init__(self, seat: WorkerSeat, instance: Instance, program: CompiledCollective, workspace: Workspace) -> None:
         self._engine = seat.engine
         self._number = instance.number
-        self._gathers, self._brings = seat.get_plans(instance, program)
+        self._gathers, self._brings, self._shares = seat.get_plans(instance, program)
         self._blob = seat.encode_blob(instance) if instance.open_ranks else b""
         self._workspace = workspace
         self._names: list[Any] = []
         self._packs = program.layout.packs
         self._tasks = program.tasks
-        self._shares: list[Share] = []
         has_result = program.receivers and self._packs
         self.result = self._get_buffer(-1, program.layout.result_bytes) if has_result else None
         self.partials: list[Bytes] = []
         self.sources: list[SegmentInputs] = []
         if moves_across(instance.collective):
-            self._shares = seat.list_shares(instance)
             self._gathered = self._open_values(seat.local.ranks, program.contributors)
             return
         for number, pack in enumerate(self._packs):
             arithmetic = program.arithmetic[number]
             assert arithmetic is not None
             nbytes = pack.count * arithmetic.partial_bytes
-            if self.result is not None and arithmetic.can_finish_in_place:
+            is_cut = self._tasks[number].partition is not None
+            if self.result is not None and arithmetic.can_finish_in_place and not is_cut:
                 self.partials.append(self.result[pack.result_offset : pack.result_offset + nbytes])
             else:
                 self.partials.append(self._get_buffer(number, nbytes))

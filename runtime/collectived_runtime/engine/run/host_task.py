@@ -197,14 +197,17 @@ def _prepare_folded(
     count = task.pack.count
     cut = task.partition
     windows = None if cut is None else {Buffer.OUTPUT: cut.receive_window}
+    if given:
+        partials = arithmetic.view_partials(given[task.pack_number], count)
+        if cut is not None and not cut.is_in_order:
+            partials = _put_in_order(cut, partials)
+        finish = arithmetic.finish, arithmetic.finish_in_place
+        return Buffers(partials, partials, output, arithmetic.fold, *finish, windows)
     if output is not None and arithmetic.can_finish_in_place and len(output) == count:
         partials = output
     else:  # shared by the shards of a pack, each of which keeps to its span
         nbytes = count * arithmetic.partial_bytes
-        memory = given[task.pack_number] if given else tools.workspace.get_buffer(task.pack_number, nbytes)
-        partials = arithmetic.view_partials(memory, count)
-    if given:
-        return Buffers(partials, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_in_place)
+        partials = arithmetic.view_partials(tools.workspace.get_buffer(task.pack_number, nbytes), count)
     if not sources:  # a signal: nobody reads its value
         return Buffers(partials, partials, partials, arithmetic.fold, copy_over, keep_in_place)
     whole = sources[0].contiguous_pack(task.pack_number) if len(sources) == 1 and task.is_in_order else None
@@ -214,6 +217,15 @@ def _prepare_folded(
     for arrays, out in _split_stretches(task, sources, partials):
         yield from fold_in_stretches(arithmetic.fold_all, arithmetic.partial_bytes, arrays, out, tools)
     return Buffers(partials, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_in_place, windows)
+
+
+def _put_in_order(cut: Partition, partials: Array) -> Array:
+    """Partial sums that stand as in the leaves of ranks, in wide order."""
+    ordered = np.empty_like(partials)
+    for part in cut.outgoing:
+        if part.rank == cut.outgoing[0].rank:
+            ordered[part.target : part.target + part.stop - part.start] = partials[part.start : part.stop]
+    return ordered
 
 
 def _source_pieces(source: InputBuffers, task: PackTask, index: int) -> list[tuple[int, NDArray[np.uint8]]]:

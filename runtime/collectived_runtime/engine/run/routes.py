@@ -46,7 +46,7 @@ def has_route(program: CompiledCollective, places: int) -> bool:
     if len(program.tasks) > 1 or len(program.layout.packs) > 1 or places > core.MOST_WIRES:
         return False
     is_plain = task.blocks is None and task.channel == CHANNEL and not program.nccl_task_count
-    if task.partition is not None and program.arithmetic[0] is not None:
+    if task.partition is not None and program.arithmetic[0] is not None and not task.partition.is_in_order:
         return False
     is_small = 0 < task.pack.count * max(_find_rows(program).values()) <= MAX_ROUTE_BYTES
     known = (SendMove, RecvMove, CollectMove, FinishMove)
@@ -193,10 +193,10 @@ class _Compiler:
     def _find_place(self, buffer: Buffer, at: int) -> tuple[int, int]:
         """The memory of a buffer, and where in it a position of the plan lies. What is cut is sent from scratch."""
         cut = self._program.tasks[0].partition
-        if cut is None:
-            return _MEMORY[buffer], at
-        if buffer is Buffer.OUTPUT:
+        if cut is not None and buffer is Buffer.OUTPUT:
             return _MEMORY[buffer], cut.receive_window.translate(at)
+        if cut is None or self._program.arithmetic[0] is not None:
+            return _MEMORY[buffer], at
         return _MEMORY[Buffer.SCRATCH], cut.send_window.translate(at)
 
     def _copy(self, number: int, to: Buffer, at: int, source: Buffer, begin: int, count: int) -> None:
@@ -204,15 +204,19 @@ class _Compiler:
         memories = _MEMORY[to], _MEMORY[source]
         self._moves.append((core.MOVE_COPY, number, 0, *memories, begin, at, count, _NO_HEADER, ()))
 
+    def _finish(self, number: int, span: Span, source: Buffer) -> None:
+        _, to = self._find_place(Buffer.OUTPUT, span.start)
+        memory, at = self._find_place(source, span.start)
+        number += self._first_round
+        self._moves.append((core.MOVE_FINISH, number, 0, memory, -1, to, at, len(span), _NO_HEADER, ()))
+
     def _add_move(self, number: int, move: WideMove) -> None:
         match move:
             case FinishMove(span, source):
-                if self._program.tasks[0].partition is not None:
-                    pass  # what stays here has been copied
-                elif self._program.arithmetic[0] is None:
+                if self._program.arithmetic[0] is not None:
+                    self._finish(number, span, source)
+                elif self._program.tasks[0].partition is None:  # else what stays here has been copied
                     self._copy(number, Buffer.OUTPUT, span.start, source, span.start, len(span))
-                else:
-                    self.add(core.MOVE_FINISH, number, span, source)
             case SendMove(peer, span, source):
                 self.add(core.MOVE_SEND, number, span, source, peer)
             case RecvMove(peer, span, target, fold):
@@ -228,16 +232,18 @@ class _Compiler:
     def compile(self, share: Share | None) -> CompiledRoute:
         task, arithmetic = self._program.tasks[0], self._program.arithmetic[0]
         count = task.pack.count
-        rooms, brought = [count] * 3, Buffer.OUTPUT
-        if share is not None:
+        rooms, brought, cut = [count] * 3, Buffer.OUTPUT, task.partition
+        if cut is not None:
+            rooms[2] = cut.output_count
+        if share is not None and arithmetic is None:
             rooms[0] = sum(share.given)
-            if task.partition is not None:
-                rooms[1:] = self._begin_cut(task.partition, share), task.partition.output_count
+            if cut is not None:
+                rooms[1] = self._begin_cut(cut, share)
         for number, moves in enumerate(task.plan):
             for move in sorted(moves, key=lambda one: not isinstance(one, FinishMove)):  # which the others may send
                 self._add_move(number, move)
-        if task.partition is not None and share is not None:
-            runs = task.partition.list_runs(share.ranks)
+        if cut is not None and share is not None:
+            runs = cut.list_runs(share.ranks)
             if len(runs) > 1:  # in the order in which ranks have them
                 brought, at = Buffer.SCRATCH, 0
                 for start, stop in runs:
@@ -274,6 +280,6 @@ def compile_route(
     """Compile the route of a program that `has_route`.
 
     Args:
-        share: of its pack, where values are moved as they are.
+        share: of its pack, if it has one.
     """
     return _Compiler(program, template, prelude).compile(share)

@@ -53,7 +53,7 @@ class SpanningHost(Host):
     def contribute(self, rank: int, value: float) -> tuple[core.Job, np.ndarray[tuple[int], np.dtype[np.float32]]]:
         """Have a rank begin a sum; its job, and where its result will be."""
         engine, out = self.engines[rank], np.zeros(COUNT, np.float32)
-        phase = (int(DType.FLOAT32), (COUNT,), (COUNT,), (COUNT,))
+        phase = (int(DType.FLOAT32), (COUNT, COUNT, 0), (COUNT,), (COUNT,))
         plan = engine.plan(core.ACROSS, 1, WORKER_SEAT, (phase,), bytes(16), 0, False, core.MEETS_NOT, SUMS + 10 * rank)
         job = engine.enqueue(plan, (np.full(COUNT, value, np.float32),), (out,), 0, None)
         engine.advance(1 << 20)
@@ -115,14 +115,14 @@ class SpanningHost(Host):
     def take_sums(self, instance: int) -> np.ndarray[tuple[int], np.dtype[np.float32]] | None:
         """The partial sums of this host; None where not all have come."""
         found = np.zeros(COUNT, np.float32)
-        phase = (int(DType.FLOAT32), (COUNT,), (), (COUNT,))
+        phase = (int(DType.FLOAT32), (COUNT, COUNT, 0), (), (COUNT,))
         engine = self.spanning.seat.engine
         plan = engine.plan(core.ACROSS, 1, WORKER_SEAT, (phase,), bytes(16), 0, False, core.MEETS_NOT, 0)
         return found if engine.gather(plan, instance, (found,)) == core.COMPLETE else None
 
     def bring(self, instance: int, value: float) -> int:
         """Bring a result."""
-        phase = (int(DType.FLOAT32), (COUNT,), (COUNT,), ())
+        phase = (int(DType.FLOAT32), (COUNT, COUNT, 0), (COUNT,), ())
         engine = self.spanning.seat.engine
         plan = engine.plan(core.ACROSS, 1, WORKER_SEAT, (phase,), bytes(16), 0, False, core.MEETS_NOT, 0)
         return engine.bring(plan, instance, (np.full(COUNT, value, np.float32),), b"")

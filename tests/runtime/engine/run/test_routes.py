@@ -32,6 +32,7 @@ from collectived_proto.types import (
     Operation,
     Reduce,
     ReduceOp,
+    ReduceScatter,
     Scatter,
     Tier,
 )
@@ -46,6 +47,7 @@ from collectived_runtime.engine.run.routes import (
     make_template,
 )
 from collectived_runtime.engine.run.schedule import Buffers, PlanTransport, execute
+from collectived_runtime.plan.moves import Buffer
 from collectived_runtime.plan.packing import layout as pack
 from collectived_runtime.transport.frame import next_chain
 
@@ -78,8 +80,10 @@ def execute_generally(programs: list[CompiledCollective], values: list[Array]) -
             arithmetic.view_partials(np.zeros(COUNT * arithmetic.partial_bytes, np.uint8), COUNT) for _ in "12"
         )
         arithmetic.fold_all([values[me]], own)
-        result = np.zeros(COUNT, task.result_dtype)
-        buffers = Buffers(own, sums, result, arithmetic.fold, arithmetic.finish, arithmetic.finish_in_place)
+        cut = task.partition
+        result = np.zeros(COUNT if cut is None else cut.output_count, task.result_dtype)
+        windows = None if cut is None else {Buffer.OUTPUT: cut.receive_window}
+        buffers = Buffers(own, sums, result, arithmetic.fold, arithmetic.finish, arithmetic.finish_in_place, windows)
         stamp = make_template(1, GENERATION, program)
         generators[me] = execute(task.plan, buffers, PlanTransport(links[me], stamp, never))
         results.append(result)
@@ -97,17 +101,15 @@ class Place:
         self.knock, self.stop = (os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2))
         self.results: list[bytes] = []
         collective, self.local = program.collective, LocalSeats((self.me,), len(links) + 1)
-        self.share = make_shares(collective, pack(collective, 0), self.local)[0] if moves_across(collective) else None
-        self.given = COUNT if self.share is None else self.share.given[0]
-        self.got = COUNT if self.share is None else self.share.brought
-        if not program.receivers:
-            self.got = 0
+        self.share = make_shares(collective, pack(collective, 0), self.local)[0]
+        self.given = self.share.given[0]
+        self.got = self.share.brought if program.receivers else 0
         self.told: tuple[object, ...] = ()
         self.threads = [threading.Thread(target=one) for one in (self.sum, self.carry)]
 
     def make(self, engine: core.Engine, leaves_in: tuple[int, ...], leaves_out: tuple[int, ...]) -> core.Plan:
         dtype, [arithmetic] = self.program.layout.packs[0].dtype, self.program.arithmetic
-        counts = (COUNT,) if self.share is None else list_counts(self.share, self.me, self.local)
+        counts = list_counts(self.share, self.me, self.local, not moves_across(self.program.collective))
         phase = int(dtype), counts, leaves_in, leaves_out
         return make_plan(engine, core.ACROSS, (phase,), reduce_op=arithmetic.number if arithmetic else 0, root=1)
 
@@ -175,13 +177,16 @@ def carry_natively(programs: list[CompiledCollective], values: list[Array]) -> l
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("workers", [2, 3, 4])
-@pytest.mark.parametrize("algorithm", ["one_shot", "tree", "ring", "halving_doubling", "double_tree", "reduce"])
+@pytest.mark.parametrize(
+    "algorithm", ["one_shot", "tree", "ring", "halving_doubling", "double_tree", "reduce", "reduce_scatter"]
+)
 def test_a_route_gives_the_bits_of_the_general_executor(
     algorithm: str, workers: int, kind: tuple[ReduceOp, DType, DType]
 ) -> None:
     op, dtype, _ = kind
-    operation = Reduce(op, root=workers - 1) if algorithm == "reduce" else AllReduce(op)
-    programs = compile_for(workers, "tree" if algorithm == "reduce" else algorithm, operation, dtype)
+    operations: dict[str, Operation] = {"reduce": Reduce(op, root=workers - 1), "reduce_scatter": ReduceScatter(op)}
+    operation = operations.get(algorithm, AllReduce(op))
+    programs = compile_for(workers, algorithm if isinstance(operation, AllReduce) else "tree", operation, dtype)
     if any(len(program.tasks) > 1 for program in programs):
         assert not any(has_route(program, workers) for program in programs)
         return
