@@ -23,8 +23,8 @@ from collectived.calls.prepare import (
     FlatValue,
     fetch_value_to_host,
     flatten_value,
-    is_single,
     locate,
+    may_be_repeated,
     move_value_axis_first,
 )
 from collectived.calls.timeout import DEADLINE_GRACE
@@ -317,7 +317,7 @@ class Group(Collectives):
                 return self._raise_if_not_started(work or Work(calls, route, self._unobserved_errors), calls[0])
             for call in calls:
                 route.wait(call)
-            if work is None and frame is not None and calls[0].verdict is None and is_single(value):
+            if work is None and frame is not None and calls[0].verdict is None and may_be_repeated(value):
                 route.remember(calls[0], operation, value, frame)
             told = _TOLD
             return route.take_result(calls[0], line) if work is None else work.result()

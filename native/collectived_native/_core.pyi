@@ -230,6 +230,8 @@ RepeatTerms = tuple[
 ]
 # What it brings: (Python's word for it, plan, blob by which it is known, dtype, shape, bytes).
 Form = tuple[object, Plan | None, bytes | None, Any, tuple[int, ...], int]
+# Of an array of a list: its place there, dtype, shape and bytes.
+Part = tuple[int, Any, tuple[int, ...], int]
 
 def repeats(
     array_type: type,
@@ -253,6 +255,7 @@ class Repeats:
         own_codes: tuple[CodeType, ...],
         terms: RepeatTerms,
         form: Form,
+        parts: tuple[tuple[Part, ...], tuple[Part, ...], tuple[Part, ...]] | None,
         /,
     ) -> None: ...
     def clear(self, /) -> None: ...

@@ -67,7 +67,7 @@ class Ours:
             if state == core.DESCRIBE:
                 into = np.empty_like(like) if out is None else out
                 job.describe(plan, (), (into,))
-        return into if into is None or into.ndim else into[()]
+        return into if into is None or isinstance(into, list) or into.ndim else into[()]
 
     def add(
         self,
@@ -84,6 +84,7 @@ class Ours:
         restore: Callable[[Any], Any] | None = None,
         frame: FrameType | None = None,
         own: tuple[CodeType, ...] = (),
+        parts: tuple[tuple[core.Part, ...], ...] | None = None,
     ) -> None:
         terms = "a call", see, restore, self.engine, 7, kind, peer, 5, plan, is_open, None, 0
         dtype, shape = result or (None, ())
@@ -96,7 +97,7 @@ class Ours:
             shape,
             bytes_,
         )
-        self.repeats.add(OPERATION, value, frame or LINE, own, terms, form)
+        self.repeats.add(OPERATION, value, frame or LINE, own, terms, form, parts)  # type: ignore[arg-type]
 
 
 def _line() -> FrameType:

@@ -79,8 +79,10 @@ class FlatValue(NamedTuple):
 ANY_VALUE = FlatValue(nest.ANY, [], ())  # of a rank that takes what comes
 
 
-def is_single(value: object) -> bool:
-    """Whether a value is one array of the host's, or none at all."""
+def may_be_repeated(value: object) -> bool:
+    """Whether a value is one array of the host's, a list of NumPy's arrays, or none at all."""
+    if type(value) is list:
+        return bool(value) and all(type(one) is np.ndarray for one in value)
     return value is None or value is ANY_VALUE or is_host_array(value)
 
 

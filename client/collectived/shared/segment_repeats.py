@@ -33,17 +33,19 @@ Unfinished: TypeAlias = "tuple[Repeat, Form | None, Any, Array | None, core.Job]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
-    """A call of one array, or of none, that may be run again.
+    """A call of one array, of a list of NumPy's arrays, or of none, that may be run again.
 
     Attributes:
         kind: of the value and the result.
         nanoseconds: that its caller gives it; 0: any.
+        spec: of a list; None: it is none.
     """
 
     program: SegmentProgram | LetterProgram
     prepared: PreparedCall
     kind: ArrayKind
     nanoseconds: int
+    spec: nest.Spec | None = None
 
     def see(self, value: Any, out: Any) -> tuple[Array, Array | None] | None:
         """Return value and `out` as arrays of NumPy's that look into them; None where they cannot be seen so."""
@@ -55,18 +57,19 @@ class Repeat:
         except (TypeError, ValueError):  # the long way says why
             return None
 
-    def make_call(self, form: Form | None, value: Any, result: Array | None, out: Any) -> SegmentCall:
+    def make_call(self, form: Form | None, value: Any, result: Any, out: Any) -> SegmentCall:
         """Return a call of what the core has begun, and has not finished.
 
         Args:
             form: of the value or result, as far as it is known. value: as an array of NumPy's, if it is an array.
-            result: where the core puts it.
+            result: where the core puts it: an array, or a list of arrays.
         """
-        arrays: list[Array] = [value] if isinstance(value, np.ndarray) else []
-        spec = nest.LEAF if arrays else nest.NONE if value is None else nest.ANY
+        arrays: list[Array] = [value] if isinstance(value, np.ndarray) else list(value) if self.spec else []
+        spec = self.spec or (nest.LEAF if arrays else nest.NONE if value is None else nest.ANY)
         call = (LetterCall if self.prepared.is_p2p else SegmentCall)(self.prepared, arrays, spec)
+        results: list[Array] = [] if result is None else list(result) if self.spec else [result]
         if out is not None and result is not None:
-            call.out = Targets(out, nest.LEAF, [out], [result])
+            call.out = Targets(out, self.spec or nest.LEAF, list(out) if self.spec else [out], results)
         elif out is not None and self.prepared.receives:
             call.set_out(out)
         if self.nanoseconds:
@@ -75,7 +78,7 @@ class Repeat:
         if form is None:
             assert isinstance(self.program, SegmentProgram)
             form = self.program.first
-        call.adopt_buffers(form, [] if result is None else [result])
+        call.adopt_buffers(form, results)
         return call
 
 
@@ -99,21 +102,25 @@ class Repeats:
         program, own = call.prepared.segment_program, call_site.list_own(frame)
         if not isinstance(call, SegmentCall) or own is None:
             return
-        is_array = value is not ANY_VALUE and value is not None
-        if is_array and not getattr(value.dtype, "isnative", True):  # tensors of PyTorch have no other
+        is_list, parts = type(value) is list, None
+        is_array = value is not ANY_VALUE and value is not None and not is_list
+        arrays = value if is_list else [value] if is_array else []
+        if not all(getattr(one.dtype, "isnative", True) for one in arrays):  # tensors of PyTorch have no other
             return
         known = None
         if isinstance(program, SegmentProgram):
-            known = _describe_collective(call, program, is_array)
-        elif isinstance(program, LetterProgram):
+            known = _describe_collective(call, program, is_array, is_list)
+            parts = _list_parts(program.first, arrays) if is_list else None
+        elif isinstance(program, LetterProgram) and not is_list:
             known = _describe_letter(program)
         if known is None:
             return
         kind = kind_of(value) if is_array else ARRAY
-        repeat = Repeat(known.program, call.prepared, kind, int(call.timeout * 1e9))
+        spec = call.spec if is_list else None
+        repeat = Repeat(known.program, call.prepared, kind, int(call.timeout * 1e9), spec)
         see, restore = (None, None) if kind is ARRAY else (repeat.see, kind.restore)
         terms = repeat, see, restore, known.program.engine, call.generation, *known.terms, repeat.nanoseconds
-        self._core.add(operation, value, frame, own, terms, known.form)
+        self._core.add(operation, value, frame, own, terms, known.form, parts)
 
 
 class _Known(NamedTuple):
@@ -124,7 +131,7 @@ class _Known(NamedTuple):
     form: core.Form
 
 
-def _describe_collective(call: SegmentCall, program: SegmentProgram, is_array: bool) -> _Known | None:
+def _describe_collective(call: SegmentCall, program: SegmentProgram, is_array: bool, is_list: bool) -> _Known | None:
     """None where the core could not take the value, or the result, as it is."""
     first, form, is_open = program.first, call.form, call.prepared.accepts_any
     terms = core.COLLECTIVE, 0, 0, first.plan, is_open, program.blob
@@ -134,9 +141,26 @@ def _describe_collective(call: SegmentCall, program: SegmentProgram, is_array: b
         return _Known(program, terms, _make_form(form, form.blob, form.plan)) if form.schedule.outputs else None
     if not (call.has_rows_first and call.may_write_over):
         return None
+    if is_list:
+        return _Known(program, terms, (first, first.plan, None, *_NO_RESULT))
     if not is_array and (first.schedule.inputs or first.schedule.results):
         return None
     return _Known(program, terms, _make_form(first, None, first.plan))
+
+
+Parts: TypeAlias = "tuple[core.Part, ...]"
+
+
+def _list_parts(first: Variant, arrays: list[Array]) -> tuple[Parts, Parts, Parts]:
+    """Arrays that go in, and that come out, in the order of the plan; and those that only say what comes."""
+    schedule = first.schedule
+    given = [(leaf, one.dtype, one.shape, one.nbytes) for leaf, one in enumerate(arrays)]
+    got = []
+    for leaf in schedule.outputs:
+        dtype, shape = schedule.results[leaf]
+        got.append((leaf, dtype, shape, dtype.itemsize * math.prod(shape)))
+    others = [part for part in given if part[0] not in schedule.inputs]
+    return tuple(given[leaf] for leaf in schedule.inputs), tuple(got), tuple(others)
 
 
 def _describe_letter(program: LetterProgram) -> _Known | None:

@@ -1,8 +1,8 @@
 /* repeat_run.c: a remembered call is run again. */
 #include <string.h>
 
+#include "bundle.h"
 #include "letters.h"
-#include "repeats.h"
 
 struct run {
     const Repeats *repeats;
@@ -39,7 +39,7 @@ static int is_writable(const struct run *run) {
     return 1;
 }
 
-static int has_dtype(const Repeats *r, PyObject *array, PyObject *dtype) {
+int has_dtype(const Repeats *r, PyObject *array, PyObject *dtype) {
     PyObject *own = dtype_of(r, array);
     return own && (own == dtype || PyObject_RichCompareBool(own, dtype, Py_EQ) == 1);
 }
@@ -79,12 +79,14 @@ static int prepare_collective(struct run *run, Engine *e) {
     const struct repeat *again = run->again;
     struct held *h = run->held;
     const struct plan *plan = ((Plan *)again->plan)->plan;
-    if (plan->leaves_in && !take_value(run)) return 0;
-    if (again->is_open && !is_writable(run)) return 0;
-    int found = run->form && run->form->dtype ? take_result(run, run->form) : 1;
+    int found = 1;
+    if (again->bundle) found = take_bundle(run->repeats, again->bundle, h, run->value, run->out, &run->into);
+    else if (plan->leaves_in && !take_value(run)) return 0;
+    else if (again->is_open && !is_writable(run)) return 0;
+    else if (run->form && run->form->dtype) found = take_result(run, run->form);
     if (found <= 0) return found;
     use_leaves(h, plan->leaves_in);
-    if (overlap_in_part(h, plan->leaves_in)) return 0;
+    if (!again->bundle && overlap_in_part(h, plan->leaves_in)) return 0;
     take_plan(e, h, again->plan, again->nanoseconds, again->nanoseconds);
     return take_blob(h, again->blob, MAX_BLOB) ? -1 : 1;
 }
@@ -134,7 +136,7 @@ static struct form *find_form(const struct run *run, const Engine *e) {
 /* Goes on with what has come, if the like has come before; whether it does. Else its caller has to find out what it is. */
 static int describe(struct run *run, Engine *e) {
     struct held *h = run->held;
-    struct form *form = find_form(run, e);
+    struct form *form = run->again->bundle ? NULL : find_form(run, e);
     if (!form) return 0;
     drop_result(run);
     while (h->taken) PyBuffer_Release(&h->views[--h->taken]);
@@ -192,7 +194,7 @@ static enum outcome carry(struct run *run, PyObject **result) {
     int raised, is_collective = run->again->kind == COLLECTIVE;
     if (e->in_flight) reap(e);
     if (!is_attached(e)) return REFUSED;
-    if (!(run->held = take_room(e, 2))) return FAILED_WITH_ERROR;
+    if (!(run->held = take_room(e, run->again->bundle ? bundle_size(run->again->bundle) + 1 : 2))) return FAILED_WITH_ERROR;
     int found = is_collective ? prepare_collective(run, e) : prepare_letter(run, e);
     if (found <= 0 || !is_attached(e)) {
         give_back(e, run->held);

@@ -1,5 +1,5 @@
 /* repeats.c: what is remembered of blocking calls. */
-#include "repeats.h"
+#include "bundle.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +31,7 @@ int read_shape(struct shape *shape, const Py_buffer *view) {
     return 0;
 }
 
-static int read_tuple(struct shape *shape, PyObject *tuple) {
+int read_tuple(struct shape *shape, PyObject *tuple) {
     Py_ssize_t axes = PyTuple_Size(tuple);
     if (axes < 0 || axes > MOST_AXES) return -1;
     shape->axes = (int)axes;
@@ -57,6 +57,7 @@ static int read_value(const Repeats *r, struct key *key, PyObject *value, Py_buf
     key->dtype = NULL, key->shape.axes = 0;
     key->kind = value == Py_None || value == r->any_value ? value : (PyObject *)value->ob_type;
     if (key->kind == value) return 0;
+    if (key->kind == (PyObject *)&PyList_Type) return key->shape.axes = 1, key->shape.at[0] = PyList_Size(value), 0;
     if (key->kind == r->array_type) {
         if (take_buffer(r->knows_arrays, value, view, 0) || read_shape(&key->shape, view)) return -1;
     } else {
@@ -157,6 +158,7 @@ void release_repeat(struct repeat *again) {
     drop(again->key.operation), drop(again->key.kind), drop(again->key.dtype), drop((PyObject *)again->key.code);
     drop(again->call), drop(again->see), drop(again->restore), drop((PyObject *)again->engine), drop(again->generation);
     drop(again->plan), drop(again->blob);
+    free_bundle(again->bundle);
     free(again);
 }
 
@@ -189,7 +191,7 @@ static u64 leaf_bytes(const struct plan *plan, int out) {
 }
 
 /* (form, plan or None, blob or None, dtype or None, shape, bytes); NULL with an error set */
-static struct form *make_form(const Engine *e, PyObject *terms) {
+static struct form *make_form(const Engine *e, PyObject *terms, int is_bundle) {
     PyObject *given[6];
     for (int i = 0; i < 6; i++)
         if (!(given[i] = PyTuple_GetItem(terms, i))) return NULL;
@@ -197,7 +199,8 @@ static struct form *make_form(const Engine *e, PyObject *terms) {
     if (!form) return (struct form *)PyErr_NoMemory();
     u64 bytes = PyLong_AsUnsignedLongLong(given[5]);
     int failed = PyErr_Occurred() || read_tuple(&form->shape, given[4]), has_result = given[3] != Py_None;
-    if (!failed && given[1] != Py_None) failed = !plan_of(e, given[1]) || leaf_bytes(((Plan *)given[1])->plan, 1) != (has_result ? bytes : 0);
+    if (!failed && given[1] != Py_None) failed = !plan_of(e, given[1]);
+    if (!failed && given[1] != Py_None && !is_bundle) failed = leaf_bytes(((Plan *)given[1])->plan, 1) != (has_result ? bytes : 0);
     if (failed) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "the form does not fit its plan, or has too many axes");
         return free(form), NULL;
@@ -209,8 +212,9 @@ static struct form *make_form(const Engine *e, PyObject *terms) {
 
 enum { CALL, SEE, RESTORE, ENGINE, GENERATION, KIND, PEER, TAG, PLAN, IS_OPEN, BLOB, NANOSECONDS, TERMS };
 
-/* (call, see, restore, engine, generation, kind, peer, tag, plan, is_open, blob, timeout_ns); NULL with an error set */
-static struct repeat *make_repeat(PyObject *terms, const struct key *key) {
+/* (call, see, restore, engine, generation, kind, peer, tag, plan, is_open, blob, timeout_ns); `parts`: of a list, or None. NULL with an
+   error set */
+static struct repeat *make_repeat(PyObject *terms, const struct key *key, PyObject *parts) {
     PyObject *given[TERMS];
     for (int i = 0; i < TERMS; i++)
         if (!(given[i] = PyTuple_GetItem(terms, i))) return NULL;
@@ -235,7 +239,8 @@ static struct repeat *make_repeat(PyObject *terms, const struct key *key) {
     again->kind = (enum kind)numbers[0], again->peer = (int)numbers[1], again->tag = (u32)tag;
     again->is_open = PyObject_IsTrue(given[IS_OPEN]);
     again->bytes = is_collective ? leaf_bytes(((Plan *)again->plan)->plan, 0) : ~(u64)0;
-    if (!PyErr_Occurred() && is_collective && again->bytes == ~(u64)0) PyErr_SetString(PyExc_ValueError, "the plan has more than one leaf");
+    if (!PyErr_Occurred() && is_collective && parts != Py_None) again->bundle = make_bundle(((Plan *)again->plan)->plan, parts);
+    else if (!PyErr_Occurred() && is_collective && again->bytes == ~(u64)0) PyErr_SetString(PyExc_ValueError, "the plan has more than one leaf");
     if (!PyErr_Occurred()) return again;
     release_repeat(again);
     return NULL;
@@ -296,12 +301,12 @@ static u64 item_bytes(const Repeats *r, PyObject *value) {
     return bytes;
 }
 
-/* add(operation, value, frame, own_codes, terms, form) */
+/* add(operation, value, frame, own_codes, terms, form, parts) */
 static PyObject *repeats_add(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Repeats *r = (Repeats *)self;
     struct key key;
     Py_buffer view = {0};
-    if (has_arguments(count, 6, "(operation, value, frame, own_codes, terms, form)")) return NULL;
+    if (has_arguments(count, 7, "(operation, value, frame, own_codes, terms, form, parts)")) return NULL;
     PyObject *engine = PyTuple_GetItem(args[4], ENGINE), *result_shape = engine ? PyTuple_GetItem(args[5], 4) : NULL;
     if (!result_shape) return NULL;
     if (PyTuple_Size(result_shape) > MOST_AXES) return none();
@@ -312,9 +317,9 @@ static PyObject *repeats_add(PyObject *self, PyObject *const *args, Py_ssize_t c
     if (found > 0) found = read_key(r, &key, args[0], args[1], args[2], &view);
     if (view.obj) PyBuffer_Release(&view);
     if (found <= 0) return found < 0 ? NULL : none();
-    struct repeat *made = make_repeat(args[4], &key);
+    struct repeat *made = make_repeat(args[4], &key, args[6]);
     if (made) made->item = item_bytes(r, args[1]);
-    struct form *form = made && !PyErr_Occurred() ? make_form(made->engine, args[5]) : NULL;
+    struct form *form = made && !PyErr_Occurred() ? make_form(made->engine, args[5], made->bundle != NULL) : NULL;
     if (form) put(r, made, form);
     else if (made) release_repeat(made);
     return form ? none() : NULL;

@@ -1,7 +1,7 @@
-/* repeats.h: blocking calls of one array, or of none, that are remembered, so that they can be run again at once.
+/* repeats.h: blocking calls of one array, of a list of arrays, or of none, that are remembered, so that they can be run again.
  *
- * A call is known by what it is to the contract and to the caller: the operation, the value's type, dtype and shape, and
- * the caller's line. Operations, types, dtypes and code objects are compared as objects: who gives equal ones that are
+ * A call is known by what it is to the contract and to the caller: the operation, the value's type, dtype and shape (of a list,
+ * its length), and the caller's line. Operations, types, dtypes and code objects are compared as objects: who gives equal ones that are
  * others goes the long way, and is remembered apart.
  */
 #ifndef COLLECTIVED_REPEATS_H
@@ -53,6 +53,7 @@ struct repeat {
     u32 tag;
     PyObject *plan, *blob; /* with which it begins; of a collective */
     struct form *forms;    /* the latest first */
+    struct bundle *bundle; /* of a list of arrays; NULL: it is none */
 };
 
 typedef struct {
@@ -75,6 +76,10 @@ int same_shape(const struct shape *a, const struct shape *b);
 int read_shape(struct shape *shape, const Py_buffer *view);
 /* The attribute `dtype`, borrowed: the object keeps it alive. NULL with an error set. */
 PyObject *dtype_of(const Repeats *r, PyObject *array);
+/* Whether an array has a dtype that is equal. */
+int has_dtype(const Repeats *r, PyObject *array, PyObject *dtype);
+/* The shape that a tuple says; 0, or -1: it has too many axes; an error may be set. */
+int read_tuple(struct shape *shape, PyObject *tuple);
 /* Bytes of a view, whose elements have `item` bytes each. */
 u64 view_bytes(const Py_buffer *view, u64 item);
 

@@ -48,6 +48,68 @@ def test_arrays_that_are_not_contiguous_are_the_same_each_time(cluster: Any) -> 
     assert cluster.run(2, body) == [[[[0.0, 6.0], [2.0, 8.0], [4.0, 10.0]]] * 3] * 2
 
 
+CALLS: dict[str, Callable[[cd.Group, Any, Any], Any]] = {
+    "all_reduce": lambda group, value, out: group.all_reduce("sum", value, out=out),
+    "mean": lambda group, value, out: group.all_reduce("mean", value, out=out),
+    "reduce": lambda group, value, out: group.reduce("sum", value, root=1, out=out),
+    "broadcast": lambda group, value, out: group.broadcast(value, root=1, out=out),
+    "all_gather": lambda group, value, out: group.all_gather(value, out=out),
+    "scatter": lambda group, value, out: group.scatter(value, out=out),
+    "reduce_scatter": lambda group, value, out: group.reduce_scatter("sum", value, out=out),
+    "all_to_all": lambda group, value, out: group.all_to_all(value, out=out),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_list_of_arrays_is_the_same_each_time(cluster: Any, name: str) -> None:
+    """With new results, with others, and in place; its arrays change, and for some calls their lengths do."""
+
+    def body(group: cd.Group) -> list[str]:
+        call, wrong = CALLS[name], []
+        for step in range(9):
+            counts = [4, 6, 2] if step != 5 else [8, 2, 4]
+            kinds = (np.float32, np.int64, np.float16)
+            value = [
+                np.full(n, 10 * step + group.rank + at, kind)
+                for at, (n, kind) in enumerate(zip(counts, kinds, strict=True))
+            ]
+            one_by_one = [call(group, array, None) for array in value]
+            if step % 3 == 0 or one_by_one[0] is None:
+                found = call(group, value, None)
+            elif step % 3 == 1:
+                out = [np.zeros_like(array) for array in one_by_one]
+                found = call(group, value, out)
+                wrong += ["out"] * (found is not out)
+            else:
+                fits = all(
+                    array.shape == one.shape and array.dtype == one.dtype
+                    for array, one in zip(value, one_by_one, strict=True)
+                )
+                found = call(group, value, value if fits else None)
+            found = [None] * 3 if found is None else found
+            for one, other in zip(found, one_by_one, strict=True):
+                same = one is other is None or (one.dtype == other.dtype and one.tolist() == other.tolist())
+                wrong += [f"{step}: {one}, not {other}"] * (not same)
+        return wrong
+
+    assert cluster.run(2, body) == [[], []]
+
+
+def test_a_rank_that_waits_long_in_a_call_of_a_list_gets_its_results(cluster: Any) -> None:
+    def body(group: cd.Group) -> Any:
+        found = []
+        for step in range(4):
+            if group.rank == step % 2:
+                time.sleep(0.1)  # beyond what the core waits by itself
+            value, out = [np.full(3, step + group.rank), np.ones(2)], [np.zeros(3, int), np.zeros(2)]
+            group.all_reduce("sum", value, out=out)
+            found.append([one.tolist() for one in out])
+        return found
+
+    wanted = [[[2 * step + 1] * 3, [2.0] * 2] for step in range(4)]
+    assert cluster.run(2, body) == [wanted] * 2
+
+
 @pytest.mark.parametrize("count", [4, LARGE])
 def test_results_may_change_places_with_inputs(cluster: Any, count: int) -> None:
     def body(group: cd.Group) -> Any:
