@@ -24,6 +24,7 @@ from tests.native.ranks import (
     as_threads,
     finish,
     make_geometry,
+    make_plan,
     make_value,
 )
 from tests.native.test_schedule import BUILDERS, Build
@@ -68,6 +69,51 @@ def test_a_large_value_takes_two_ticks_where_all_ranks_are_ready(name: str, read
         assert as_bytes(outputs) == as_bytes(wanted)
     ticks = count_ticks(descriptor, geometry)
     assert ticks == [2] * 3 if len(ready) == 3 else min(ticks) > 2
+    for engine in engines:
+        engine.detach()
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("ready", [(0, 1, 2), (0, 1), (1, 2)], ids=str)
+@pytest.mark.parametrize("count", [5, 6000])
+@pytest.mark.parametrize("operation", [core.BROADCAST, core.SCATTER])
+def test_a_rank_that_takes_what_comes_reads_it_there_too(operation: int, count: int, ready: tuple[int, ...]) -> None:
+    """Rank 1 has a template, rank 2 is told."""
+    geometry = make_geometry(3, DIRECT)
+    descriptor = segment.create(geometry)
+    ways = [replace(Waiting.choose(3), shows_memory=rank in ready) for rank in range(3)]
+    engines = [segment.attach(descriptor, geometry, rank, waiting=ways[rank]) for rank in range(3)]
+    value = make_value(DType.INT32, count, 0)
+    sizes = (count // 3 + 1, count // 3 - 1, count - 2 * (count // 3)) if operation == core.SCATTER else (count,) * 3
+    counts = sizes if operation == core.SCATTER else (count,)
+    outs = [np.zeros(size, np.int32) for size in sizes]
+
+    def plan(rank: int, is_open: bool, phases: tuple[core.Phase, ...]) -> core.Plan:
+        digest, meets = (bytes(16), core.MEETS_ANY) if is_open else (b"the same for all", core.MEETS_KNOWN)
+        return make_plan(engines[rank], operation, phases, is_open=is_open, digest=digest, meets=meets, terms=3)
+
+    def phase(rank: int) -> tuple[core.Phase, ...]:
+        return ((int(DType.INT32), counts, (count,) if rank == 0 else (), (sizes[rank],)),)
+
+    for _ in range(3):
+        before = count_ticks(descriptor, geometry)
+        for out in outs:
+            out[:] = 0
+        jobs = [
+            engines[0].submit(plan(0, False, phase(0)), (value,), (outs[0],), 0, b"told", False),
+            engines[1].submit(plan(1, False, phase(1)), (), (outs[1],), 0, None, False),
+            engines[2].submit(plan(2, True, ()), (), (), 0, None, False),
+        ]
+        while (state := jobs[2].wait(-1)) == core.KNOCK:
+            pass
+        assert state == core.DESCRIBE
+        jobs[2].describe(plan(2, True, phase(2)), (), (outs[2],))
+        for engine, job in zip(engines, jobs, strict=True):
+            finish(engine, job)
+        wanted = np.split(value, np.cumsum(sizes)[:2]) if operation == core.SCATTER else [value] * 3
+        assert [out.tolist() for out in outs] == [one.tolist() for one in wanted]
+        ticks = [after - one for one, after in zip(before, count_ticks(descriptor, geometry), strict=True)]
+        assert count < 1000 or (ticks == [2] * 3 if len(ready) == 3 else min(ticks) > 2)
     for engine in engines:
         engine.detach()
     os.close(descriptor)

@@ -3,7 +3,8 @@
  * The kernel copies them once (process_vm_readv), so that nothing passes the segment. It permits that where a debugger of
  * the same user might attach. Whether it does, a seat finds out before each such instance, by reading of every other seat
  * a number of which that has said where it lies: so it reads the right process, too, though processes may be numbered
- * differently where each runs. All seats have to be ready, and say so in their records; else values move by ticks.
+ * differently where each runs. A seat that takes what comes, which may be small, goes by what it has found out once. All
+ * seats have to be ready, and say so in their records; else values move by ticks.
  *
  * A seat only ever reads. Were it to write into another process, it might do so after that has given up its call and
  * uses the memory for something else; what it reads then is thrown away with the instance, which has failed.
@@ -57,9 +58,29 @@ int can_be_read(const char *memory, u64 bytes) {
     return !bytes || (!read_process(process, first, &byte, 1) && !read_process(process, first + bytes - 1, &byte, 1));
 }
 
+/* Whether a seat could be read when that was tried. */
+static int was_readable(struct engine *e, int seat) {
+    const struct seat *other = seat_of(e->segment, seat);
+    u64 token = load(&other->token), bit = (u64)1 << seat % 64;
+    if (e->tried[seat] != token) {
+        e->tried[seat] = token;
+        if (is_readable(e, seat)) e->could[seat / 64] |= bit;
+        else e->could[seat / 64] &= ~bit;
+    }
+    return e->could[seat / 64] & bit && load(&other->process);
+}
+
+static int could_read_all(struct engine *e, int seats) {
+    for (int i = 0; i < seats; i++)
+        if (i != e->seat && !was_readable(e, i)) return 0;
+    return 1;
+}
+
 int can_be_direct(struct engine *e, const struct job *job) {
     const struct plan *plan = job->plan;
-    if (!e->token || plan->seats < 2 || !is_for_direct(e->segment, plan, &job->values)) return 0;
+    if (!e->token || plan->seats < 2) return 0;
+    if (plan->open) return could_read_all(e, plan->seats);
+    if (plan->whole || !is_for_direct(e->segment, plan, &job->values)) return 0;
     if (plan->leaves_in && !can_be_read(job->values.in[0], plan->phase->starts_in[1] * plan->phase->item)) return 0;
     for (int i = 0; i < plan->seats; i++)
         if (i != e->seat && !is_readable(e, i)) return 0;

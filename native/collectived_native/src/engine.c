@@ -195,7 +195,7 @@ static int begin(struct engine *e, struct job *job) {
     char *part = input_of(s, e->seat, e->ticks);
     if (job->blob_bytes) memcpy(blob_of(s, e->seat, e->ticks), job->blob, job->blob_bytes);
     if (whole) put_whole(plan, &job->values, part + values_at(plan));
-    job->is_direct = !plan->whole && can_be_direct(e, job);
+    job->is_direct = can_be_direct(e, job);
     announce(e, job, whole);
     if (!plan->meets && !whole) {
         int first_is_last = plan->steps + (u64)plan->depth == 2; /* then step 0 waits until it is known how values move */

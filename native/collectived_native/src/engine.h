@@ -81,6 +81,7 @@ struct engine {
     a32 rung;                         /* the doorbell has something to read, which its reader is to be told */
     a32 is_roused;                    /* callers look up every SLEEP_MOST */
     u64 token;                        /* proves to others that they read this process; 0: they are not to */
+    u64 tried[MAX_SEATS], could[SEAT_WORDS]; /* by seat: the token with which it was tried to read that; and whether it could be */
     /* The queue. `lock` is held for a few instructions only. */
     pthread_mutex_t lock;
     struct job *first, *last;         /* collectives that are not done */
