@@ -15,7 +15,7 @@ CONSTRAINTS := $(if $(LOCK),--constraint $(LOCK))
 NATIVE := native/collectived_native/_core.abi3.so
 READY := $(VENV)/installed-dev $(NATIVE)
 SANITIZED := .sanitized
-CORE_TESTS := $(foreach subject,arithmetic compression schedule word engine repeats driver crossing direct,tests/native/test_$(subject).py)
+CORE_TESTS := $(foreach subject,arithmetic compression schedule word engine repeats bundle driver crossing direct,tests/native/test_$(subject).py)
 WHEELS_VENV := .venv-wheels
 SITE_VENV := .venv-site
 
@@ -51,7 +51,7 @@ test-unit: $(READY) ## run the tests that start no daemons: a minute
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) tests/house tests/proto tests/client tests/runtime tests/launcher tests/fakes
 
 test-torch: $(TORCH_VENV)/installed $(NATIVE) ## run the tests that need PyTorch, and all of PyTorch's own, in an environment of their own
-	COLLECTIVED_TEST_UPSTREAM=1 $(TORCH_VENV)/bin/python -m pytest -o faulthandler_timeout=0 $(PYTEST_OPTIONS) tests/client/integrations tests/client/values/test_indexed_slices.py tests/e2e/torch \
+	COLLECTIVED_TEST_UPSTREAM=1 $(TORCH_VENV)/bin/python -m pytest -o faulthandler_timeout=0 $(PYTEST_OPTIONS) tests/client/integrations tests/client/values/test_indexed_slices.py tests/proto/test_reduce_op.py tests/e2e/torch \
 	    tests/e2e/examples/test_torch_elastic_example.py tests/e2e/examples/test_torch_frameworks.py tests/docs/test_examples.py tests/docs/test_snippets.py
 
 test-mpi: $(READY) .$(MPI4PY)/test ## run mpi4py's own tests over collectived.mpi: four minutes

@@ -53,6 +53,7 @@ MAX_BLOB: int  # bytes
 MAX_LETTER_BLOB: int  # bytes
 MAX_LETTERS: int  # of one sender, that nobody has read
 # Modes of `send` and `receive`.
+MAX_AXES: int  # of arrays in calls that are remembered
 BLOCKING: int  # None, or a job to be waited for
 QUIET: int  # a job
 NOTIFYING: int  # a job that `collect` returns when it is done

@@ -116,7 +116,7 @@ class SegmentCall(Call):
     def adopt_buffers(self, variant: Form, results: list[Array]) -> None:
         """Take the arrays with which this call has been started already."""
         self._variant, self._results = variant, results
-        self._inputs, self.arrays = tuple(self.arrays if variant.schedule.inputs else ()), []
+        self._inputs, self.arrays = tuple([self.arrays[leaf] for leaf in variant.schedule.inputs]), []
 
     def _make_input(self, leaf: int) -> Array:
         array = self.arrays[leaf]

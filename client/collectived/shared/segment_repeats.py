@@ -14,7 +14,7 @@ import numpy as np
 from collectived import call_site
 from collectived.calls.call import Call
 from collectived.calls.channel import NOT_REPEATED
-from collectived.calls.prepare import ANY_VALUE, PreparedCall
+from collectived.calls.prepare import ANY_VALUE, PreparedCall, may_be_repeated
 from collectived.calls.rank_state import RankState
 from collectived.shared.segment_call import Form, SegmentCall
 from collectived.shared.segment_letters import LetterCall, LetterProgram
@@ -23,6 +23,7 @@ from collectived.values import nest
 from collectived.values.leaves import ARRAY, Array, ArrayKind, is_host_array, kind_of, writable_view
 from collectived.values.targets import Targets
 from collectived_native import core
+from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import Operation
 
 RUN_SECONDS = 0.02  # for which the core waits before it hands a call back
@@ -61,15 +62,15 @@ class Repeat:
         """Return a call of what the core has begun, and has not finished.
 
         Args:
-            form: of the value or result, as far as it is known. value: as an array of NumPy's, if it is an array.
-            result: where the core puts it: an array, or a list of arrays.
+            form: of the value or result, as far as it is known. value: as an array of NumPy's, if it is an array;
+            what the core reads of a list. result: where the core puts it: an array, or a list of arrays.
         """
-        arrays: list[Array] = [value] if isinstance(value, np.ndarray) else list(value) if self.spec else []
+        arrays: list[Array] = value if self.spec else [value] if isinstance(value, np.ndarray) else []
         spec = self.spec or (nest.LEAF if arrays else nest.NONE if value is None else nest.ANY)
         call = (LetterCall if self.prepared.is_p2p else SegmentCall)(self.prepared, arrays, spec)
-        results: list[Array] = [] if result is None else list(result) if self.spec else [result]
+        results: list[Array] = [] if result is None else result if self.spec else [result]
         if out is not None and result is not None:
-            call.out = Targets(out, self.spec or nest.LEAF, list(out) if self.spec else [out], results)
+            call.out = Targets(out, self.spec or nest.LEAF, results if self.spec else [out], results)
         elif out is not None and self.prepared.receives:
             call.set_out(out)
         if self.nanoseconds:
@@ -104,13 +105,13 @@ class Repeats:
             return
         is_list, parts = type(value) is list, None
         is_array = value is not ANY_VALUE and value is not None and not is_list
-        arrays = value if is_list else [value] if is_array else []
-        if not all(getattr(one.dtype, "isnative", True) for one in arrays):  # tensors of PyTorch have no other
-            return
+        arrays = list(value) if is_list else [value] if is_array else []
+        if not may_be_repeated(value) or not all(getattr(one.dtype, "isnative", True) for one in arrays):
+            return  # another thread has changed the list; or it is of foreign byte order, which no tensor of PyTorch is
         known = None
         if isinstance(program, SegmentProgram):
             known = _describe_collective(call, program, is_array, is_list)
-            parts = _list_parts(program.first, arrays) if is_list else None
+            parts = _list_parts(program.first, call.prepared) if is_list else None
         elif isinstance(program, LetterProgram) and not is_list:
             known = _describe_letter(program)
         if known is None:
@@ -142,6 +143,8 @@ def _describe_collective(call: SegmentCall, program: SegmentProgram, is_array: b
     if not (call.has_rows_first and call.may_write_over):
         return None
     if is_list:
+        if any(len(leaf.shape) > core.MAX_AXES for leaf in first.collective.leaves):
+            return None
         return _Known(program, terms, (first, first.plan, None, *_NO_RESULT))
     if not is_array and (first.schedule.inputs or first.schedule.results):
         return None
@@ -151,10 +154,10 @@ def _describe_collective(call: SegmentCall, program: SegmentProgram, is_array: b
 Parts: TypeAlias = "tuple[core.Part, ...]"
 
 
-def _list_parts(first: Variant, arrays: list[Array]) -> tuple[Parts, Parts, Parts]:
+def _list_parts(first: Variant, prepared: PreparedCall) -> tuple[Parts, Parts, Parts]:
     """Arrays that go in, and that come out, in the order of the plan; and those that only say what comes."""
-    schedule = first.schedule
-    given = [(leaf, one.dtype, one.shape, one.nbytes) for leaf, one in enumerate(arrays)]
+    schedule, leaves = first.schedule, prepared.collective.leaves
+    given = [(number, to_numpy(leaf.dtype), leaf.shape, leaf.nbytes) for number, leaf in enumerate(leaves)]
     got = []
     for leaf in schedule.outputs:
         dtype, shape = schedule.results[leaf]

@@ -33,6 +33,13 @@ PyObject *read_dtype(PyObject *array) {
     return fields_of(array)->dtype;
 }
 
+unsigned long long hash_array(PyObject *array) {
+    const struct ndarray *fields = fields_of(array);
+    unsigned long long hash = (unsigned long long)fields->dtype;
+    for (int i = 0; i < fields->axes; i++) hash = (hash ^ (unsigned long long)fields->shape[i]) * 0x9e3779b97f4a7c15u;
+    return hash;
+}
+
 /* ---- Whether arrays are laid out like that ---- */
 
 static PyObject *attribute(PyObject *object, const char *name) {

@@ -16,6 +16,8 @@ enum { UNKNOWN_LENGTH = -1 }; /* of a view: its shape is known, and not the size
 int knows_layout(PyObject *array_type);
 /* A view of a contiguous array; 0, or -1 with an error set. `is_known`: `knows_layout` of its type. */
 int take_buffer(int is_known, PyObject *array, Py_buffer *view, int writable);
+/* A hash of dtype and shape of an array of which the layout is known. */
+unsigned long long hash_array(PyObject *array);
 /* The dtype, borrowed, of an array of which the layout is known. */
 PyObject *read_dtype(PyObject *array);
 

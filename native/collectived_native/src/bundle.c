@@ -125,8 +125,11 @@ static int take_part(const Repeats *r, const struct part *part, struct held *h, 
     Py_buffer *view = &h->views[h->taken];
     PyObject *array = PyList_GetItem(list, part->at);
     struct shape shape;
-    if (!array || (PyObject *)array->ob_type != r->array_type || !has_dtype(r, array, part->dtype)) return 0;
-    if (take_buffer(r->knows_arrays, array, view, writable)) return 0;
+    if (!array || (PyObject *)array->ob_type != r->array_type) return 0;
+    Py_IncRef(array); /* Python may run here, and change the list */
+    int failed = !has_dtype(r, array, part->dtype) || take_buffer(r->knows_arrays, array, view, writable);
+    Py_DecRef(array);
+    if (failed) return 0;
     h->starts[h->taken] = view->buf, h->lengths[h->taken++] = part->bytes;
     if (view->len != UNKNOWN_LENGTH && (u64)view->len != part->bytes) return 0;
     return !read_shape(&shape, view) && same_shape(&shape, &part->shape);
@@ -144,20 +147,38 @@ static PyObject *make_list(const Repeats *r, const struct bundle *bundle) {
 }
 
 int take_bundle(const Repeats *r, const struct bundle *bundle, struct held *h, PyObject *value, PyObject *out, PyObject **into) {
-    if (bundle->outputs) {
-        if (out == Py_None) *into = make_list(r, bundle);
-        else if (out->ob_type == &PyList_Type && PyList_Size(out) == bundle->outputs) Py_IncRef(*into = out);
-        else return 0;
-        if (!*into) return -1;
-    }
     int fits = 1;
-    for (int i = 0; i < bundle_size(bundle) && fits; i++)
-        fits = take_part(r, &bundle->part[i], h, i < bundle->inputs ? value : *into, i >= bundle->inputs);
+    for (int i = 0; i < bundle->inputs && fits; i++) fits = take_part(r, &bundle->part[i], h, value, 0);
     for (int i = 0; i < bundle->others && fits; i++) {
         fits = take_part(r, &bundle->part[bundle_size(bundle) + i], h, value, 0);
         if (fits) PyBuffer_Release(&h->views[--h->taken]);
     }
+    if (fits && bundle->outputs) {
+        if (out == Py_None) *into = make_list(r, bundle);
+        else if (out->ob_type == &PyList_Type && PyList_Size(out) == bundle->outputs) Py_IncRef(*into = out);
+        else fits = 0;
+        if (fits && !*into) return -1;
+    }
+    for (int i = bundle->inputs; i < bundle_size(bundle) && fits; i++) fits = take_part(r, &bundle->part[i], h, *into, 1);
     PyErr_Clear(); /* the long way says why */
     int over = fits ? overlap(bundle, h) : 0;
     return over < 0 ? -1 : fits && !over;
+}
+
+/* Held arrays number `first` and following, each at its place in a new list; None where there are none. NULL with an error set. */
+static PyObject *list_some(const struct bundle *bundle, const struct held *h, int first, int count) {
+    if (!count) return none();
+    PyObject *list = PyList_New(count);
+    for (int i = first; list && i < first + count; i++) {
+        Py_IncRef(h->views[i].obj);
+        if (PyList_SetItem(list, bundle->part[i].at, h->views[i].obj)) return Py_DecRef(list), NULL;
+    }
+    return list;
+}
+
+int list_held(const struct bundle *bundle, const struct held *h, PyObject **value, PyObject **result) {
+    *value = list_some(bundle, h, 0, bundle->inputs);
+    *result = *value ? list_some(bundle, h, bundle->inputs, bundle->outputs) : NULL;
+    if (*value && !*result) Py_DecRef(*value);
+    return *result ? 0 : -1;
 }

@@ -163,7 +163,12 @@ static u64 bytes_moved(const struct held *h) {
 
 /* (call, form or None, value, array of the result or None, job) */
 static PyObject *pack_unfinished(const struct run *run, PyObject *job) {
-    PyObject *parts = PyTuple_Pack(5, run->again->call, run->form ? run->form->form : Py_None, run->value, run->into ? run->into : Py_None, job);
+    PyObject *value = run->value, *into = run->into ? run->into : Py_None, *parts = NULL;
+    const struct bundle *bundle = run->again->bundle; /* the caller's lists may have changed meanwhile */
+    if (!bundle || !list_held(bundle, ((Job *)job)->held, &value, &into)) {
+        parts = PyTuple_Pack(5, run->again->call, run->form ? run->form->form : Py_None, value, into, job);
+        if (bundle) Py_DecRef(value), Py_DecRef(into);
+    }
     Py_DecRef(job);
     return parts;
 }

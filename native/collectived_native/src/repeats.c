@@ -52,12 +52,25 @@ u64 view_bytes(const Py_buffer *view, u64 item) {
     return item;
 }
 
+/* Of a list: its length, and a hash of the dtypes and shapes of its arrays. 0, or -1: not all of it are arrays. */
+static int read_list(const Repeats *r, struct shape *shape, PyObject *list) {
+    Py_ssize_t length = PyList_Size(list);
+    u64 hash = 0;
+    for (Py_ssize_t i = 0; i < length; i++) {
+        PyObject *array = PyList_GetItem(list, i);
+        if (!array || (PyObject *)array->ob_type != r->array_type) return -1;
+        if (r->knows_arrays) hash = mix(hash, hash_array(array)); /* else those of other shapes take one another's place */
+    }
+    shape->axes = 2, shape->at[0] = length, shape->at[1] = (Py_ssize_t)hash;
+    return 0;
+}
+
 /* 0, or -1: it has no such shape and dtype; an error may be set. */
 static int read_value(const Repeats *r, struct key *key, PyObject *value, Py_buffer *view) {
     key->dtype = NULL, key->shape.axes = 0;
     key->kind = value == Py_None || value == r->any_value ? value : (PyObject *)value->ob_type;
     if (key->kind == value) return 0;
-    if (key->kind == (PyObject *)&PyList_Type) return key->shape.axes = 1, key->shape.at[0] = PyList_Size(value), 0;
+    if (key->kind == (PyObject *)&PyList_Type) return read_list(r, &key->shape, value);
     if (key->kind == r->array_type) {
         if (take_buffer(r->knows_arrays, value, view, 0) || read_shape(&key->shape, view)) return -1;
     } else {

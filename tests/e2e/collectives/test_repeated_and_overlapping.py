@@ -95,6 +95,48 @@ def test_a_list_of_arrays_is_the_same_each_time(cluster: Any, name: str) -> None
     assert cluster.run(2, body) == [[], []]
 
 
+@pytest.mark.parametrize("count", [1, 6000])
+@pytest.mark.parametrize("name", ["all_gather", "gather"])
+def test_a_list_of_which_another_rank_s_lengths_change_is_joined_in_order(cluster: Any, name: str, count: int) -> None:
+    """Rank 0 gives the same each time: its call is begun again as it was, and is told that the other's is not."""
+
+    def body(group: cd.Group) -> list[Any]:
+        found = []
+        for step in range(6):
+            rows = 2 + (step % 2 if group.rank else 0)
+            value = [np.full((rows, count), 10 * step + group.rank + at) for at in range(2)]
+            joined = group.all_gather(value) if name == "all_gather" else group.gather(value)
+            found.append(None if joined is None else [one[:, 0].tolist() for one in joined])
+        return found
+
+    wanted = [[[10 * step + at] * 2 + [10 * step + 1 + at] * (2 + step % 2) for at in range(2)] for step in range(6)]
+    assert cluster.run(2, body) == [wanted, wanted if name == "all_gather" else [None] * 6]
+
+
+def _shrink(value: list[Any], out: list[Any]) -> None:
+    value.pop()
+    out.clear()
+
+
+def test_arrays_of_many_axes_and_lists_that_change_meanwhile_do_no_harm(cluster: Any) -> None:
+    def body(group: cd.Group) -> list[Any]:
+        found: list[Any] = []
+        for _ in range(3):
+            found.append([one.sum() for one in group.all_reduce("sum", [np.ones((1,) * 17), np.ones(2)])])
+        for step in range(3):
+            value, out = [np.ones(2), np.ones(3)], [np.zeros(2), np.zeros(3)]
+            if group.rank == step % 2:
+                time.sleep(0.15)
+            else:
+                threading.Timer(0.05, _shrink, (value, out)).start()
+            group.all_reduce("sum", value, out=out if step else None)
+            found.append(len(value))
+        return found
+
+    first, second = cluster.run(2, body)
+    assert first == [[2.0, 4.0]] * 3 + [2, 1, 2] and second == [[2.0, 4.0]] * 3 + [1, 2, 1]
+
+
 def test_a_rank_that_waits_long_in_a_call_of_a_list_gets_its_results(cluster: Any) -> None:
     def body(group: cd.Group) -> Any:
         found = []
