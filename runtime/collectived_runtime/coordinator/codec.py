@@ -23,6 +23,9 @@ class AttachedGroups:
     """The groups that a worker brings, decoded one by one: there may be thousands, of which few are kept.
 
     All at once they would be so many objects that Python's pools stayed larger for good.
+
+    Attributes:
+        generations: theirs.
     """
 
     def __init__(self, hello: pb.Hello) -> None:
@@ -31,8 +34,7 @@ class AttachedGroups:
             InvalidArgumentError: one has an enumerator that this release does not know.
         """
         self._messages = hello.groups
-        for _ in self:
-            pass
+        self.generations = frozenset(one.group.generation for one in self)
 
     def __iter__(self) -> Iterator[events.AttachedGroup]:
         return map(_ATTACHED_GROUP.decode, self._messages)

@@ -176,7 +176,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except InvalidArgumentError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"hello: {error}")
-        attached = WorkerAttached(hello, time.time_ns() // 1_000_000, groups)
+        attached = WorkerAttached(hello, time.time_ns() // 1_000_000, groups, groups.generations)
         effects = self._coordinator.step(attached, self._now())
         for effect in effects:
             if isinstance(effect, Shutdown) or (

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from collectived_proto.cause import Cause
 from collectived_proto.errors import Code
 from collectived_proto.types import RankPosition, Verdict, unscoped_name
 from collectived_runtime.coordinator.core.events import Effect, Log, SendToWorker
 from collectived_runtime.coordinator.core.registry import Departure, GenerationRecord, Registry
+
+_LOSSES = (Cause.LOST_RANK, Cause.LOST_LINK, Cause.LOST_WORKER)
 
 
 def deliver(
@@ -24,9 +27,11 @@ def deliver(
     announces that a rank left in order. What reaches further back and is the same failure says the same: ranks hear of
     it where they stand.
     """
-    known = next((one for one in generation.verdicts if not one.orderly), None)
-    if known is not None and _is_same_failure(known, verdict):
+    known = next((one for one in generation.verdicts if _is_same_failure(one, verdict)), None)
+    if known is not None and known.code == Code.DEADLINE_EXCEEDED:
         verdict = replace(known, from_instance=verdict.from_instance)
+    elif known is not None:
+        verdict = replace(verdict, message=known.message, cause=known.cause, origin=known.origin)
     if is_uncovered(generation, verdict.from_instance, verdict.orderly):
         generation.verdicts.append(verdict)
         for inquiry in list(registry.inquiries.values()):
@@ -46,11 +51,11 @@ def deliver(
 
 
 def _is_same_failure(known: Verdict, verdict: Verdict) -> bool:
-    """Whether it is another deadline, or names the same ranks: a link breaks before its worker is known to be lost."""
-    if known.code != verdict.code:
+    """Whether it is another deadline, or the same ranks are lost: links break before a worker is known to be lost."""
+    if known.orderly or verdict.orderly or known.code != verdict.code:
         return False
-    same = verdict.missing and [one.rank for one in known.missing] == [one.rank for one in verdict.missing]
-    return verdict.code == Code.DEADLINE_EXCEEDED or bool(same)
+    lost = [[one.rank for one in each.missing] for each in (known, verdict) if each.cause in _LOSSES]
+    return verdict.code == Code.DEADLINE_EXCEEDED or (len(lost) == 2 and lost[0] == lost[1])
 
 
 def is_uncovered(generation: GenerationRecord, from_instance: int, orderly: bool = False) -> bool:

@@ -77,12 +77,13 @@ class WorkerAttached:
 
     Attributes:
         clock: milliseconds since 1970, as this coordinator's host has it; 0: not known.
-        groups: those that run on it. It may read them several times.
+        groups: those that run on it, of these `generations`.
     """
 
     hello: WorkerHello
     clock: int = 0
     groups: Iterable[AttachedGroup] = ()
+    generations: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ heartbeat intervals have passed, for any of them may bring a verdict that was gi
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from collectived_proto.errors import Code
@@ -81,9 +81,9 @@ def handle_attach(registry: Registry, event: WorkerAttached, now: float) -> Iter
     secret = _adopt_link_secret(registry, hello)
     yield SendToWorker(hello.task, Welcome(registry.epoch, registry.heartbeat_seconds, registry.stall_seconds, secret))
     yield Log("info", f"{hello} {'is back' if back else 'is here'}")
-    listed = yield from _adopt_all(registry, event, now)
+    yield from _adopt_all(registry, event, now)
     if back:
-        yield from _resend_join_answers(registry, hello, listed)
+        yield from _resend_join_answers(registry, hello, event.generations)
         yield from inquiries.resend_queries(registry, hello.task)
 
 
@@ -173,10 +173,8 @@ def compensate_pause(registry: Registry, late: float, now: float) -> None:
 # Coming back
 
 
-def _adopt_all(registry: Registry, event: WorkerAttached, now: float) -> Generator[Effect, None, set[int]]:
-    """Take over what a worker brings; returns the generations that it lists."""
-    hello = event.hello
-    listed = {item.group.generation for item in event.groups}
+def _adopt_all(registry: Registry, event: WorkerAttached, now: float) -> Iterator[Effect]:
+    hello, listed = event.hello, event.generations
     for item in event.groups:
         yield from _adopt(registry, hello, item, now)
         for verdict in item.verdicts:
@@ -188,10 +186,9 @@ def _adopt_all(registry: Registry, event: WorkerAttached, now: float) -> Generat
             generation.awaited_workers.discard(hello.task)
             generation.absent_workers.add(hello.task)
             yield from _resume_if_complete(registry, generation, now)
-    return listed
 
 
-def _resend_join_answers(registry: Registry, hello: WorkerHello, listed: set[int]) -> Iterator[Effect]:
+def _resend_join_answers(registry: Registry, hello: WorkerHello, listed: frozenset[int]) -> Iterator[Effect]:
     """Send answers to joins again that were sent while nobody listened."""
     for (task, request), number in list(registry.generation_by_join.items()):
         generation = registry.generations[number]

@@ -165,7 +165,9 @@ class Player:
         given = dict(word.split("=", 1) for word in words if re.match(r"[a-z]+=", word))
         match verb:
             case "attach":
-                return WorkerAttached(self._hello(task, words), groups=self._brought(words))
+                brought = self._brought(words)
+                listed = frozenset(one.group.generation for one in brought)
+                return WorkerAttached(self._hello(task, words), groups=brought, generations=listed)
             case "gone":
                 return WorkerDetached(task, given.get("inc", f"i{task}"), "its stream broke", "orderly" in words)
             case "beat":
