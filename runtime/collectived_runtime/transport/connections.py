@@ -106,6 +106,7 @@ class ConnectionServer:
         self._unix_listener = create_unix_socket(socket.SOCK_SEQPACKET)
         try:
             bind(self._unix_listener, door)
+            os.chmod(door, 0o600)  # whatever the umask; its worker says who else may come
             self._unix_listener.listen(128)
         except OSError:
             self._link_listener.close()

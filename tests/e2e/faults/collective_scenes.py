@@ -89,6 +89,11 @@ def reduce_into(group: cd.Group, value: Array) -> Any:
     return into[0]
 
 
+def reduce_large(group: cd.Group, value: Array) -> Any:
+    """More than a tick of a segment: between workers over the doorbell, by memory that the session asks for first."""
+    return group.all_reduce("sum", np.resize(value, 40_000 + len(value)), SOON)[0]
+
+
 def wait_at_barrier(group: cd.Group, value: Array) -> Any:
     group.barrier()
     return own_share(group, value)
@@ -127,6 +132,10 @@ SCENES = {
     "asynchronous": Scene(
         lambda group, value: group.all_reduce("sum", value, async_op=True).result()[0], is_async=True
     ),
+}
+SCENES |= {
+    "large": Scene(reduce_large, beyond=NEW),
+    "large, the first of a session": Scene(reduce_large, is_first=True, beyond="large"),
 }
 SCENES["repeated, that waits"] = SCENES[REPEATED]._replace(late=LATE_SECONDS, beyond=REPEATED)
 SCENES |= {name: Scene(submit, is_async=submit is receive_later, beyond=NEW) for name, submit in OTHERS.items()}

@@ -90,6 +90,16 @@ def place() -> Iterator[Place]:
     made.close()
 
 
+def test_nobody_else_may_come_before_a_worker_says_who_may() -> None:
+    before = os.umask(0)
+    try:
+        made = Place()
+    finally:
+        os.umask(before)
+    assert [one.stat().st_mode & 0o777 for one in sorted(made.folder.glob("door-*"))] == [0o600] * 2
+    made.close()
+
+
 def test_a_link_arrives_on_both_sides_and_carries_bytes(place: Place) -> None:
     place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
     place.workers[0].dial(place.call())

@@ -163,9 +163,9 @@ def make_loop_status(group_loop: GroupLoop) -> pb.LaneStatus:
 
 
 def _find_pending(open_instances: Sequence[Instance], tracker: InstanceTracker) -> tuple[str, float] | None:
-    """The first collective that waits for ranks, and since when."""
+    """The first collective that waits for ranks, and since when; for those of other workers, once it has for long."""
     for instance in open_instances:
-        if tracker.missing_ranks(instance):
+        if tracker.missing_ranks(instance) or instance.stalled:
             return str(instance.collective.operation).partition("(")[0], instance.first_arrival.arrived_at
     return None
 

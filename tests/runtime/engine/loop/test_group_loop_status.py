@@ -132,6 +132,15 @@ def test_what_waits_behind_another_collective_is_queued_and_what_waits_for_ranks
     assert (flight.state, list(flight.arrived), list(flight.missing)) == ("arriving", [0], [1])
 
 
+@pytest.mark.parametrize("places", [(2,), (1, 1)], ids=["of this worker", "of another one"])
+def test_the_time_for_which_a_rank_is_missing_counts_as_waiting(world: Any, places: tuple[int, ...]) -> None:
+    here = world(*places, stall_after=0.01)
+    here.ranks[0].submit()
+    here.report(ReportKind.PENDING)
+    (rate,) = make_loop_status(here.group_loops[0]).rates
+    assert (rate.op, rate.collectives) == ("all_reduce", 0) and rate.waiting_seconds > 0
+
+
 def test_what_was_done_lately_is_told_by_operation(world: Any) -> None:
     here = world(2)
     for _ in range(3):
