@@ -143,12 +143,17 @@ def test_it_shows_the_job_live_and_hostile_names_as_they_are(browser: Browser, s
 
 def test_the_missing_rank_stands_first_and_no_call_site_is_broken(browser: Browser, served: Served) -> None:
     served.reply.groups[0].in_flight[0].site = f"{'a_long_name_of_a_module' * 3}.py:90"
+    before = pb.GroupStatus(name="before", state="running")
+    before.members.add(rank=1, worker=0, host="h")
+    served.reply.groups.insert(0, before)  # of which nobody is missing
     browser.look_like(1280, 900, "light")
     browser.open(served.link)
     browser.until("document.querySelectorAll('#tables td').length > 30")
     section = "[...document.querySelectorAll('section')].find((one) => one.innerText.startsWith('In flight'))"
     row = f"{section}.querySelector('tbody tr')"
     assert browser.evaluate(f"{row}.cells[0].innerText") == "rank 1"
+    ranks = section.replace("In flight", "Ranks")
+    assert browser.evaluate(f"{ranks}.querySelector('tbody tr').cells[0].className").startswith("bad")
     for width, height in ((1280, 900), (320, 640)):
         browser.look_like(width, height, "light", width < 600)
         browser.until(f"innerWidth === {width}")
