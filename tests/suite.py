@@ -53,11 +53,10 @@ def surroundings(shell: Mapping[str, str]) -> Mapping[str, str]:
 def main(options: Sequence[str]) -> int:
     status = _pytest("--cache-clear", *options)
     alone = again(status, _failed())
+    if alone:
+        status = _pytest("-n", "0", *alone)
+        print(verdict(alone, status), flush=True)
     print(f"tests that were asked again alone: {len(alone)} (more than {FEW} are not)", flush=True)
-    if not alone:
-        return status
-    status = _pytest("-n", "0", *alone)
-    print(verdict(alone, status), flush=True)
     return final_status(alone, status)
 
 

@@ -52,6 +52,20 @@ def test_more_than_two_that_had_to_be_asked_again_fail_the_run_though_they_pass_
     assert "more than 2 fail the run" in suite.verdict(names, 0)
 
 
+@pytest.mark.parametrize(("failed", "runs"), [((), 1), (("one", "two"), 2), (tuple("abcde"), 1)])
+def test_the_closing_line_counts_what_was_asked_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failed: tuple[str, ...], runs: int
+) -> None:
+    statuses = iter([suite.FAILED if failed else 0, 0])
+    monkeypatch.setattr(suite, "_pytest", lambda *options: next(statuses))
+    monkeypatch.setattr(suite, "_failed", lambda: failed)
+    status = suite.main([])
+    assert len(list(statuses)) == 2 - runs
+    count = len(failed) if runs == 2 else 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"tests that were asked again alone: {count} ")
+    assert status == (suite.FAILED if len(failed) > suite.FEW else 0)
+
+
 def test_python_keeps_what_it_has_compiled() -> None:
     kept = suite.surroundings({"PYTHONDONTWRITEBYTECODE": "1", "PATH": "/bin"})
     assert kept.items() >= {"PATH": "/bin"}.items() and "PYTHONDONTWRITEBYTECODE" not in kept
