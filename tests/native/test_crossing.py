@@ -65,11 +65,17 @@ class Host:
         self.crossings = core.crossings(attached, self.knock, int(patience * 1e9), TEMPLATE.header(0, 0, 0))
         self.chain = CHAIN
         self.results: list[float] = []
+        self.told: list[bytes] = []
         self.thread: threading.Thread | None = None
 
     def make(self, engine: core.Engine, leaves_in: tuple[int, ...], leaves_out: tuple[int, ...]) -> core.Plan:
         phase = (int(DType.FLOAT32), (COUNT, COUNT, 0), leaves_in, leaves_out)
         return make_plan(engine, core.ACROSS, (phase,), reduce_op=SUM, root=1)
+
+    def make_moved(self, engine: core.Engine, leaves_in: tuple[int, ...], leaves_out: tuple[int, ...]) -> core.Plan:
+        """Of what another host's rank sends to this one's."""
+        phase = (int(DType.FLOAT32), (0, COUNT, 0), leaves_in, leaves_out)
+        return make_plan(engine, core.ACROSS, (phase,), root=1)
 
     def add(self, moves: tuple[core.RouteMove, ...], said: bytes = b"") -> None:
         terms = int(DType.FLOAT32), SUM, 2, COUNT, COUNT, COUNT, 2
@@ -90,6 +96,24 @@ class Host:
                 if job is not None and state != core.COMPLETE:
                     break
                 self.results.append(float(out[0]))
+            engine.detach()
+
+        self.thread = threading.Thread(target=body)
+        self.thread.start()
+
+    def take_what_comes(self) -> None:
+        """Have the rank take part in one of which it does not know what comes."""
+
+        def body() -> None:
+            engine = segment.attach(self.descriptor, self.geometry, 0, knock=self.knock)
+            plan = make_plan(engine, core.ACROSS, (), root=1, is_open=True, digest=bytes(16), description=7)
+            out = np.zeros(COUNT, np.float32)
+            job = engine.run(plan, (), (), 0, None)
+            while job is not None and (state := job.wait(-1)) in (core.KNOCK, core.DESCRIBE):
+                if state == core.DESCRIBE:
+                    self.told.append(job.blobs()[-1])
+                    job.describe(self.make_moved(engine, (), (COUNT,)), (), (out,))
+            self.results.append(float(out[0]))
             engine.detach()
 
         self.thread = threading.Thread(target=body)
@@ -286,7 +310,7 @@ def announce(number: int, chain: bytes, word: bytes) -> bytes:
 def announced(word: bytes) -> tuple[core.RouteMove, ...]:
     """What is sent and has to come before the sums."""
     header = announce(0, bytes(8), word)[:64]
-    before = tuple((kind, 0, PEER, 3, -1, 0, 0, 4, header, ()) for kind in (core.MOVE_SEND, core.MOVE_RECEIVE))
+    before = tuple((kind, 0, PEER, 3, -1, 0, 0, len(word), header, ()) for kind in (core.MOVE_SEND, core.MOVE_RECEIVE))
     after: Any = [(kind, 1 + number, *rest) for kind, number, *rest in make_route()]
     after[2] = (*after[2][:-1], (-1, 3))
     return *before, *after
@@ -313,6 +337,44 @@ def test_what_is_told_before_the_values_has_to_be_as_before(host: Host, word: by
     assert host.thread is not None
     host.thread.join(LIMIT_SECONDS)
     assert host.results == [42.0]
+
+
+@pytest.mark.parametrize("announces_late", [False, True])
+@pytest.mark.parametrize("word", [b"this", b"that", b"longer", b"none"])
+def test_where_all_take_what_comes_the_announcement_says_which_route_it_is(
+    host: Host, word: bytes, announces_late: bool
+) -> None:
+    """Routes differ by their contracts and words; the last word is of none of them."""
+    terms = int(DType.FLOAT32), 0, 1, 0, COUNT, COUNT, 2
+    plans = host.make_moved(host.worker, (), (0,)), host.make_moved(host.worker, (COUNT,), ())
+    routes = {b"this": b"other contract", b"that": CONTRACT, b"longer": b"a third contract"}
+    if word in routes:
+        routes = {one: CONTRACT if one == word else b"other " + contract for one, contract in routes.items()}
+    for one, contract in routes.items():
+        header = announce(0, bytes(8), one)[:64]
+        told_before = (core.MOVE_RECEIVE, 0, PEER, 3, -1, 0, 0, len(one), header, ())
+        value = (core.MOVE_RECEIVE, 1, PEER, 2, -1, 0, 0, COUNT, TEMPLATE.header(0, 0, NBYTES), ())
+        host.crossings.add(*plans, contract, terms, (told_before, value), one, one, b"")
+    theirs = host.frame(START)
+    chain, host.chain = host.chain, CHAIN
+    whole = announce(START, chain, word) + theirs
+    host.take_what_comes()
+    if announces_late:
+        for part in (b"", whole[:30], whole[: 64 + 2]):
+            told = host.run(part, seconds=0.05)
+            assert told[1:5] == (START, CHAIN, False, False), "it is not known yet what comes"
+    told = host.run(whole, seconds=0.0)
+    for _ in range(1000):
+        if told[1] != START or told[3]:
+            break
+        told = host.run(whole, seconds=0.05)
+    if word == b"none":
+        assert told[1:5] == (START, CHAIN, True, False)
+        return
+    assert told[1:5] == (START + 1, chain, False, False)
+    assert host.thread is not None
+    host.thread.join(LIMIT_SECONDS)
+    assert host.results == [40.0] and host.told == [word]
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ void crossings_begin(struct crossings *x, u64 next, const void *chain) {
         memset(route->waited, 0, (size_t)x->ranks * sizeof *route->waited);
     }
     x->wires = 0;
-    x->next = next, x->open = NULL, x->is_odd = 0, x->rung_at = 0, x->completed = 0;
+    x->next = next, x->open = NULL, x->is_odd = 0, x->awaits = 0, x->rung_at = 0, x->completed = 0;
     x->is_rung = 1; /* they may have come while nobody looked */
     memcpy(x->chain, chain, CHAIN_BYTES);
     for (int i = 0; i < MOST_WIRES; i++) x->wire[i].descriptor = -1;
@@ -235,39 +235,65 @@ static int is_of_contract(const struct crossings *x, const struct route *route, 
            !memcmp(blob_of(s, seat, x->engine->ticks), route->said, route->said_bytes);
 }
 
-/* The route of the instance to which all ranks have come, if they agree; notes who came when. NULL: there is none. Where all
-   take what comes it may be another than its root means: then the frames differ from what is expected. */
-static struct route *agreed_route(struct crossings *x) {
+/* Has the headers of a route say that they are of the next instance. */
+static void stamp(struct crossings *x, struct route *route) {
+    memcpy(x->open_chain, x->chain, CHAIN_BYTES);
+    next_chain(x->open_chain, route->contract, route->contract_bytes);
+    for (int i = 0; i < route->moves; i++) {
+        struct move *move = &route->move[i];
+        for (int k = 0; k < 8; k++) move->header[HEADER_INSTANCE + k] = (unsigned char)(x->next >> 8 * k);
+        memcpy(move->header + HEADER_CHAIN, x->open_chain, CHAIN_BYTES);
+    }
+}
+
+/* Whether the announcement that has come is that of a route. BLOCKED: it has not come wholly; ODD: it is another. */
+static enum progress find_announced(struct crossings *x, struct route *route) {
+    const struct move *move = route->move, *end = move + route->moves;
+    while (move < end && !(move->kind == MOVE_RECEIVE && move->memory == CONSTANTS)) move++;
+    if (move == end) return MOVED;
+    const struct wire *w = &x->wire[move->wire];
+    if (w->have < HEADER_BYTES) return BLOCKED;
+    stamp(x, route);
+    if (memcmp(w->log, move->header, HEADER_BYTES)) return ODD;
+    if (w->have < HEADER_BYTES + bytes_of(route, move)) return BLOCKED;
+    return memcmp(w->log + HEADER_BYTES, route->constants + move->at, bytes_of(route, move)) ? ODD : MOVED;
+}
+
+/* The route of the instance to which all ranks have come, if they agree; notes who came when. BLOCKED: all take what comes, and
+   what that is has not come yet. ODD: there is none. */
+static enum progress agree(struct crossings *x, struct route **agreed) {
     const struct segment *s = x->engine->segment;
     struct record_copy come[MAX_SEATS];
+    enum progress found = ODD;
     int closed = 0;
     for (int i = 0; i < x->ranks; i++) {
-        if (!read_record(s, i, x->next, &come[i])) return NULL;
-        if ((come[i].flags & (RECORD_MEETS | RECORD_WHOLE)) != RECORD_WHOLE) return NULL;
+        if (!read_record(s, i, x->next, &come[i])) return ODD;
+        if ((come[i].flags & (RECORD_MEETS | RECORD_WHOLE)) != RECORD_WHOLE) return ODD;
         if (come[closed].flags & RECORD_OPEN) closed = i;
         x->began[i] = come[i].began, x->description[i] = come[i].description;
     }
     for (int number = 0; number < x->routes; number++) {
         struct route *route = x->route[number];
-        int agree = is_of_contract(x, route, closed, &come[closed]);
-        for (int i = 0; agree && i < x->ranks; i++) agree = is_of_contract(x, route, i, &come[i]);
-        if (agree) return route;
+        enum progress one = is_of_contract(x, route, closed, &come[closed]) ? MOVED : ODD;
+        for (int i = 0; one == MOVED && i < x->ranks; i++)
+            if (!is_of_contract(x, route, i, &come[i])) one = ODD;
+        if (one == MOVED && come[closed].flags & RECORD_OPEN) one = find_announced(x, route);
+        if (one == MOVED) return *agreed = route, MOVED;
+        if (one == BLOCKED) found = BLOCKED;
     }
-    return NULL;
+    return found;
 }
 
 static enum progress begin(struct crossings *x) {
-    struct route *route = agreed_route(x);
-    if (!route) return ODD;
+    struct route *route;
+    enum progress found = agree(x, &route);
+    if (found != MOVED) return found;
     struct values values = {.out = &x->memory[PARTIALS]};
     if (engine_gather(x->engine, route->gathers, &values, x->next) != COMPLETE) return ODD;
-    memcpy(x->open_chain, x->chain, CHAIN_BYTES);
-    next_chain(x->open_chain, route->contract, route->contract_bytes);
+    stamp(x, route);
     for (int i = 0; i < route->moves; i++) {
         struct move *move = &route->move[i];
         move->done = 0, move->ended = 0, move->kept = NULL;
-        for (int k = 0; k < 8; k++) move->header[HEADER_INSTANCE + k] = (unsigned char)(x->next >> 8 * k);
-        memcpy(move->header + HEADER_CHAIN, x->open_chain, CHAIN_BYTES);
     }
     x->open = route, x->round = 0, x->started = x->round_began = engine_now(x->engine);
     return MOVED;
@@ -330,10 +356,13 @@ static enum progress advance(struct crossings *x) {
         if (!x->open) {
             if (x->is_rung && reason_of(load(&head_of(x->engine->segment)->decided))) return ODD;
             if (x->is_rung && engine_attend(x->engine, x->next, 0)) {
-                x->rung_at = 0;
-                if (begin(x) == ODD) return ODD;
+                enum progress begun = begin(x);
+                if (begun == ODD) return ODD;
+                x->awaits = begun == BLOCKED;
+                if (!x->awaits) x->rung_at = 0;
+                else if (!x->rung_at) x->rung_at = engine_now(x->engine);
             }
-            x->is_rung = 0;
+            x->is_rung = x->awaits;
         }
         if (!x->open) {
             for (int i = 0; i < x->wires; i++)
@@ -359,7 +388,7 @@ static struct wire *wire_of(struct crossings *x, int descriptor) {
 
 /* Whether poll is to tell of what comes: not where a frame waits for its instance, or there is no room. */
 static short events_of(const struct crossings *x, const struct wire *w) {
-    int reads = w->have < w->room && (x->open || w->have < HEADER_BYTES);
+    int reads = w->have < w->room && (x->open || x->awaits || w->have < HEADER_BYTES);
     return (short)((reads ? POLLIN : 0) | (w->is_full ? POLLOUT : 0));
 }
 

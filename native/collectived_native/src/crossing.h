@@ -98,6 +98,7 @@ struct crossings {
     unsigned char open_chain[CHAIN_BYTES];
     struct route *open;
     int round, is_rung, is_odd;
+    int awaits;                       /* all ranks have come, and take what comes: what that is has not come */
     u64 rung_at, started, round_began;
     u64 *began, *description;         /* of the open one, then of the recent ones: by seat */
     u64 completed, kept;

@@ -26,7 +26,7 @@ from collectived_runtime.plan.moves import Buffer, FinishMove, FoldMove, RecvMov
 from collectived_runtime.plan.wide_moves import CollectMove, WideMove
 from collectived_runtime.transport.frame import Frame, FrameKind, FrameTemplate
 
-MAX_ROUTE_BYTES = 64 << 10  # of partial sums: what is larger spends its time elsewhere
+MAX_ROUTE_BYTES = 128 << 10  # that a worker holds of values or results: what is larger spends its time elsewhere
 CHANNEL = 0
 _NO_HEADER = bytes(len(FrameTemplate(0, 0, 0, 0, 0, bytes(8), bytes(8)).header(0, 0, 0)))
 _MEMORY = {Buffer.INPUT: 0, Buffer.SCRATCH: 1, Buffer.OUTPUT: 2}
@@ -48,9 +48,17 @@ def has_route(program: CompiledCollective, places: int) -> bool:
     is_plain = task.blocks is None and task.channel == CHANNEL and not program.nccl_task_count
     if task.partition is not None and program.arithmetic[0] is not None and not task.partition.is_in_order:
         return False
-    is_small = 0 < task.pack.count * max(_find_rows(program).values()) <= MAX_ROUTE_BYTES
+    is_small = 0 < _count_held(task) * max(_find_rows(program).values()) <= MAX_ROUTE_BYTES
     known = (SendMove, RecvMove, CollectMove, FinishMove)
     return is_plain and is_small and all(isinstance(move, known) for moves in task.plan for move in moves)
+
+
+def _count_held(task: PackTask) -> int:
+    """The most elements of a pack that a worker has before it sends, or when all have come."""
+    cut = task.partition
+    if cut is None:
+        return task.pack.count
+    return max(cut.output_count, sum(part.stop - part.start for part in (*cut.local_copies, *cut.outgoing)))
 
 
 def make_template(key: int, generation: int, program: CompiledCollective) -> FrameTemplate:

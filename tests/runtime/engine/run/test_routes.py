@@ -36,6 +36,7 @@ from collectived_proto.types import (
     Scatter,
     Tier,
 )
+from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.compile.negotiation import compile_announcement, compile_length_exchange
 from collectived_runtime.engine.compile.program import CompiledCollective, compile_program
 from collectived_runtime.engine.run.routes import (
@@ -297,6 +298,18 @@ def test_what_is_large_or_compressed_has_no_route() -> None:
         return compile_program(Collective(AllReduce(ReduceOp.SUM), "*", leaves, **fields), here)
 
     assert has_route(compile_sum(100), 2) and has_route(compile_sum(4096), 2)
-    assert not has_route(compile_sum(20_000), 2)
+    assert has_route(compile_sum(32 << 10), 2) and not has_route(compile_sum((32 << 10) + 1), 2)
     assert not has_route(compile_sum(4096, compression=Compression.INT8), 2)
     assert not has_route(compile_sum(100), core.MOST_WIRES + 1)
+
+
+@pytest.mark.parametrize("operation", [AllToAll(), Scatter(0)], ids=str)
+def test_what_counts_is_what_a_worker_has_of_it(operation: Operation) -> None:
+    """Not what all send to each other."""
+    places = [replace(topology(1, 1, 1, 1, me=me), tuning_table=(Tier("tree"),)) for me in range(4)]
+
+    def compile_at(here: GroupTopology, count: int) -> CompiledCollective:
+        return compile_program(Collective(operation, "*", (Leaf("", DType.FLOAT32, (count,)),)), here)
+
+    assert all(has_route(compile_at(here, 32 << 10), 4) for here in places)
+    assert not has_route(compile_at(places[0], (32 << 10) + 4), 4)
