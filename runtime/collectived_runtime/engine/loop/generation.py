@@ -468,6 +468,8 @@ class Generation:
         if verdict is None or self.execution is not None or self.tracker.find_startable() is not None:
             return None
         first, segment = verdict.from_instance, self.segment
+        if len(self.reporter.topology.peers) > 1 and self.tracker.next_number < first:
+            return None  # other workers wait in it for ranks that have not come yet
         if any(one.number < first for one in self.tracker.list_open()) or (segment and segment.has_open(first)):
             return None
         return verdict if self.point_to_point.idle and not self._expired else None

@@ -189,6 +189,16 @@ def test_workers_that_differ_find_out_at_the_first_frame(world: Any) -> None:
     assert here.report(ReportKind.MISMATCH).instance == 0
 
 
+def test_what_comes_before_a_mismatch_completes_though_no_local_rank_had_come_to_it(world: Any) -> None:
+    """Its worker hears the verdict first, and says no goodbye to those that wait for its ranks."""
+    here = world(1, 1)
+    here.ranks[0].submit()
+    here.rule(here.verdict(Code.INVALID_ARGUMENT, from_instance=1, successor=101))
+    for rank in here.ranks[1:]:
+        rank.submit()
+    assert [rank.done().instance for rank in here.ranks] == [0, 0]
+
+
 def test_after_a_mismatch_the_group_goes_on_in_the_successor_generation(world: Any) -> None:
     here = world(1, 1)
     here.ranks[0].submit(np.ones(4, np.float32))
