@@ -72,11 +72,16 @@ def judge_abort(member: Member, reason: str, cause: Cause = Cause.ABORTED) -> De
     return Decision(Cause.ABORTED, text, (member.rank,), origin=member.rank)
 
 
-def judge_departure(members: Sequence[Member], last: int | None) -> Decision:
-    """Ranks have left in order, after instance `last`: -1 where it is none, None where that is not known."""
+def judge_departure(members: Sequence[Member], last: int | None, did: str = "") -> Decision:
+    """Ranks have left in order, or their programs have ended.
+
+    Args:
+        last: the instance after which: -1 where it is none, None where that is not known.
+        did: what the only one of them did last, as `last_call_text` says it.
+    """
     when = "" if last is None else f" after instance {last}" if last >= 0 else " before its first instance"
     ranks = tuple(member.rank for member in members)
-    text = f"{members_text(members)} left the group{when}"
+    text = f"{members_text(members)} left the group{when}{f'; it last did {did}' if did else ''}"
     return Decision(Cause.LEFT, text, ranks, origin=ranks[0] if len(ranks) == 1 else None)
 
 

@@ -113,7 +113,7 @@ def _handle_p2p_report(
         yield from deliver(registry, generation, verdicts.judge_p2p(generation, report, now), now)
     elif report.peer in generation.departed:
         start = generation.verdicts[-1].from_instance if generation.verdicts else 0
-        decision = decisions.judge_departure([generation.member(report.peer, now)], None)
+        decision = verdicts.judge_departure(generation, report.peer, None, now)
         gone = verdicts.make_verdict(generation, decision, start, now)
         yield SendToWorker(task, replace(gone, orderly=True))
     else:
@@ -142,7 +142,7 @@ def _mark_rank_left(
 ) -> Iterator[Effect]:
     """A rank left in order: a fault only for those who submit beyond its last instance."""
     if rank not in generation.departed:
-        decision = decisions.judge_departure([generation.member(rank, now)], last)
+        decision = verdicts.judge_departure(generation, rank, last, now)
         generation.departed[rank] = Departure.LEFT
         yield Log("debug", f"group {unscoped_name(generation.info.name)!r}: {decision.text}")
         size = generation.info.size

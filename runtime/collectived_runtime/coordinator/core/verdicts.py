@@ -17,6 +17,7 @@ from collectived_proto.report.phrases import (
     collective_text,
     format_duration,
     history_text,
+    last_call_text,
     members_text,
     not_arrived_text,
     not_written_text,
@@ -183,6 +184,12 @@ def judge_p2p(generation: GenerationRecord, report: Report, now: float) -> Verdi
     else:
         decision = decisions.judge_unclaimed(member, generation.member(peer, now), report.text)
     return make_verdict(generation, decision, 0, now)
+
+
+def judge_departure(generation: GenerationRecord, rank: int, last: int | None, now: float) -> Decision:
+    known = generation.progress.get(rank)
+    did = last_call_text(known.position) if known and known.position.last_op else ""
+    return decisions.judge_departure([generation.member(rank, now)], last, did)
 
 
 def judge_lost_rank(generation: GenerationRecord, rank: int, why: str, now: float) -> Decision:
