@@ -52,8 +52,8 @@ MEETS_ANY: int  # for blobs of others, without which nothing is known: always DE
 MAX_BLOB: int  # bytes
 MAX_LETTER_BLOB: int  # bytes
 MAX_LETTERS: int  # of one sender, that nobody has read
-# Modes of `send` and `receive`.
 MAX_AXES: int  # of arrays in calls that are remembered
+# Modes of `send` and `receive`.
 BLOCKING: int  # None, or a job to be waited for
 QUIET: int  # a job
 NOTIFYING: int  # a job that `collect` returns when it is done

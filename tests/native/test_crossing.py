@@ -359,6 +359,9 @@ def test_where_all_take_what_comes_the_announcement_says_which_route_it_is(
     chain, host.chain = host.chain, CHAIN
     whole = announce(START, chain, word) + theirs
     host.take_what_comes()
+    knocks, links = bytearray(POLLED.pack(host.knock, select.POLLIN, 0)), ((-1, b""), (-1, b""))
+    told: tuple[object, ...] = host.crossings.run(START, host.chain, links, knocks, int(LIMIT_SECONDS * 1e9))
+    assert told[1:5] == (START, CHAIN, True, False), "it is dialled by the general executor"
     if announces_late:
         for part in (b"", whole[:30], whole[: 64 + 2]):
             told = host.run(part, seconds=0.05)

@@ -394,13 +394,18 @@ def stopped_peer(moment: float, *, sends: bool) -> Iterator[tuple[core.Engine, c
     assert job is not None
     time.sleep(moment)
     os.kill(peer, signal.SIGSTOP)
-    is_read = lambda: job.state() == core.PENDING and (os.fstat(descriptor).st_blocks - before) * 512 < LONG // 8  # noqa: E731
-    yield own, job, peer, is_read
-    os.kill(peer, signal.SIGKILL)
-    os.waitpid(peer, 0)
-    own.detach()
-    for one in (descriptor, is_there):
-        os.close(one)
+
+    def is_read() -> bool:
+        return job.state() == core.PENDING and (os.fstat(descriptor).st_blocks - before) * 512 < LONG // 8
+
+    try:
+        yield own, job, peer, is_read
+    finally:
+        os.kill(peer, signal.SIGKILL)
+        os.waitpid(peer, 0)
+        own.detach()
+        for one in (descriptor, is_there):
+            os.close(one)
 
 
 def test_a_sender_sleeps_while_its_letter_is_read() -> None:

@@ -103,7 +103,7 @@ class Repeats:
         program, own = call.prepared.segment_program, call_site.list_own(frame)
         if not isinstance(call, SegmentCall) or own is None:
             return
-        is_list, parts = type(value) is list, None
+        is_list = type(value) is list
         is_array = value is not ANY_VALUE and value is not None and not is_list
         arrays = list(value) if is_list else [value] if is_array else []
         if not may_be_repeated(value) or not all(getattr(one.dtype, "isnative", True) for one in arrays):
@@ -111,7 +111,6 @@ class Repeats:
         known = None
         if isinstance(program, SegmentProgram):
             known = _describe_collective(call, program, is_array, is_list)
-            parts = _list_parts(program.first, call.prepared) if is_list else None
         elif isinstance(program, LetterProgram) and not is_list:
             known = _describe_letter(program)
         if known is None:
@@ -121,15 +120,25 @@ class Repeats:
         repeat = Repeat(known.program, call.prepared, kind, int(call.timeout * 1e9), spec)
         see, restore = (None, None) if kind is ARRAY else (repeat.see, kind.restore)
         terms = repeat, see, restore, known.program.engine, call.generation, *known.terms, repeat.nanoseconds
-        self._core.add(operation, value, frame, own, terms, known.form, parts)
+        self._core.add(operation, value, frame, own, terms, known.form, known.parts)
+
+
+Parts: TypeAlias = "tuple[core.Part, ...]"
 
 
 class _Known(NamedTuple):
-    """What the core has to know of a call; the terms: kind, peer, tag, plan, whether it takes what comes, and blob."""
+    """What the core has to know of a call.
+
+    Attributes:
+        terms: kind, peer, tag, plan, whether it takes what comes, and blob.
+        parts: the arrays of a list: those that go in, and that come out, in the order of the plan; and those that only
+            say what comes.
+    """
 
     program: SegmentProgram | LetterProgram
     terms: tuple[int, int, int, core.Plan | None, bool, bytes | None]
     form: core.Form
+    parts: tuple[Parts, Parts, Parts] | None = None
 
 
 def _describe_collective(call: SegmentCall, program: SegmentProgram, is_array: bool, is_list: bool) -> _Known | None:
@@ -145,17 +154,13 @@ def _describe_collective(call: SegmentCall, program: SegmentProgram, is_array: b
     if is_list:
         if any(len(leaf.shape) > core.MAX_AXES for leaf in first.collective.leaves):
             return None
-        return _Known(program, terms, (first, first.plan, None, *_NO_RESULT))
+        return _Known(program, terms, (first, first.plan, None, *_NO_RESULT), _list_parts(first, call.prepared))
     if not is_array and (first.schedule.inputs or first.schedule.results):
         return None
     return _Known(program, terms, _make_form(first, None, first.plan))
 
 
-Parts: TypeAlias = "tuple[core.Part, ...]"
-
-
 def _list_parts(first: Variant, prepared: PreparedCall) -> tuple[Parts, Parts, Parts]:
-    """Arrays that go in, and that come out, in the order of the plan; and those that only say what comes."""
     schedule, leaves = first.schedule, prepared.collective.leaves
     given = [(number, to_numpy(leaf.dtype), leaf.shape, leaf.nbytes) for number, leaf in enumerate(leaves)]
     got = []

@@ -33,9 +33,7 @@ static void list_leaf_bytes(const struct plan *plan, u64 *bytes) {
     for (int out = 0; out < 2; out++)
         for (int i = 0; i < plan->phases; i++) {
             const struct phase *p = &plan->phase[i];
-            const u64 *starts = out ? p->starts_out : p->starts_in;
-            for (int leaf = 0; leaf < (out ? p->leaves_out : p->leaves_in); leaf++)
-                *bytes++ = (starts[leaf + 1] - starts[leaf]) * (out ? p->result_item : p->item);
+            for (int leaf = 0; leaf < (out ? p->leaves_out : p->leaves_in); leaf++) *bytes++ = bytes_of_leaf(p, out, leaf);
         }
 }
 

@@ -252,6 +252,7 @@ static enum progress find_announced(struct crossings *x, struct route *route) {
     while (move < end && !(move->kind == MOVE_RECEIVE && move->memory == CONSTANTS)) move++;
     if (move == end) return MOVED;
     const struct wire *w = &x->wire[move->wire];
+    if (w->descriptor < 0) return ODD;
     if (w->have < HEADER_BYTES) return BLOCKED;
     stamp(x, route);
     if (memcmp(w->log, move->header, HEADER_BYTES)) return ODD;

@@ -72,11 +72,8 @@ int take_leaves(struct held *h, const struct plan *plan, PyObject *inputs, PyObj
     for (int out = 0, index = 0; out < 2; out++, index = 0)
         for (int i = 0; i < plan->phases; i++) {
             const struct phase *p = &plan->phase[i];
-            const u64 *starts = out ? p->starts_out : p->starts_in;
             for (int leaf = 0; leaf < (out ? p->leaves_out : p->leaves_in); leaf++, index++)
-                if (take_leaf(h, PyTuple_GetItem(out ? outputs : inputs, index),
-                              (starts[leaf + 1] - starts[leaf]) * (out ? p->result_item : p->item), out, index))
-                    return -1;
+                if (take_leaf(h, PyTuple_GetItem(out ? outputs : inputs, index), bytes_of_leaf(p, out, leaf), out, index)) return -1;
         }
     use_leaves(h, plan->leaves_in);
     if (overlap_in_part(h, plan->leaves_in)) {

@@ -80,6 +80,12 @@ void let_go(struct held *h);
 void free_held(struct held *h);
 /* Takes hold of a leaf; 0, or -1 with an error set. `bytes` ~0: any length. */
 int take_leaf(struct held *h, PyObject *leaf, u64 bytes, int writable, int index);
+/* Bytes of a leaf of a phase that goes in, or comes out. */
+static inline u64 bytes_of_leaf(const struct phase *p, int out, int leaf) {
+    const u64 *starts = out ? p->starts_out : p->starts_in;
+    return (starts[leaf + 1] - starts[leaf]) * (out ? p->result_item : p->item);
+}
+
 /* Takes hold of all leaves of a plan; 0, or -1 with an error set. */
 int take_leaves(struct held *h, const struct plan *plan, PyObject *inputs, PyObject *outputs);
 /* Says where the values of a collective lie: the first leaves that are held, then its outputs. */

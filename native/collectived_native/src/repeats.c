@@ -197,8 +197,7 @@ static u64 leaf_bytes(const struct plan *plan, int out) {
     if ((out ? plan->leaves_out : plan->leaves_in) > 1) return ~(u64)0;
     for (int i = 0; i < plan->phases; i++) {
         const struct phase *p = &plan->phase[i];
-        const u64 *starts = out ? p->starts_out : p->starts_in;
-        if (out ? p->leaves_out : p->leaves_in) bytes = (starts[1] - starts[0]) * (out ? p->result_item : p->item);
+        if (out ? p->leaves_out : p->leaves_in) bytes = bytes_of_leaf(p, out, 0);
     }
     return bytes;
 }

@@ -1,8 +1,8 @@
 /* repeats.h: blocking calls of one array, of a list of arrays, or of none, that are remembered, so that they can be run again.
  *
  * A call is known by what it is to the contract and to the caller: the operation, the value's type, dtype and shape (of a list,
- * its length, and a hash of its arrays' dtypes and shapes), and the caller's line. Operations, types, dtypes and code objects are compared as objects: who gives equal ones that are
- * others goes the long way, and is remembered apart.
+ * its length, and a hash of its arrays' dtypes and shapes), and the caller's line. Operations, types, dtypes and code objects are
+ * compared as objects: who gives equal ones that are others goes the long way, and is remembered apart.
  */
 #ifndef COLLECTIVED_REPEATS_H
 #define COLLECTIVED_REPEATS_H

@@ -77,7 +77,8 @@ class WorkerAttached:
 
     Attributes:
         clock: milliseconds since 1970, as this coordinator's host has it; 0: not known.
-        groups: those that run on it, of these `generations`.
+        groups: those that run on it.
+        generations: of these groups.
     """
 
     hello: WorkerHello

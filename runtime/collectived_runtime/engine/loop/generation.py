@@ -469,7 +469,7 @@ class Generation:
             return None
         first, segment = verdict.from_instance, self.segment
         if len(self.reporter.topology.peers) > 1 and self.tracker.next_number < first:
-            return None  # other workers wait in it for ranks that have not come yet
+            return None  # others may wait in an earlier instance for ranks of this worker that have not come to it
         if any(one.number < first for one in self.tracker.list_open()) or (segment and segment.has_open(first)):
             return None
         return verdict if self.point_to_point.idle and not self._expired else None

@@ -197,12 +197,12 @@ def _prepare_folded(
     count = task.pack.count
     cut = task.partition
     windows = None if cut is None else {Buffer.OUTPUT: cut.receive_window}
+    ways = arithmetic.fold, arithmetic.finish, arithmetic.finish_in_place
     if given:
         partials = arithmetic.view_partials(given[task.pack_number], count)
         if cut is not None and not cut.is_in_order:
             partials = _put_in_order(cut, partials)
-        finish = arithmetic.finish, arithmetic.finish_in_place
-        return Buffers(partials, partials, output, arithmetic.fold, *finish, windows)
+        return Buffers(partials, partials, output, *ways, windows)
     if output is not None and arithmetic.can_finish_in_place and len(output) == count:
         partials = output
     else:  # shared by the shards of a pack, each of which keeps to its span
@@ -213,10 +213,10 @@ def _prepare_folded(
     whole = sources[0].contiguous_pack(task.pack_number) if len(sources) == 1 and task.is_in_order else None
     if whole is not None and arithmetic.can_finish_in_place:
         mine = whole.view(task.dtype)
-        return Buffers(mine, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_in_place, windows)
+        return Buffers(mine, partials, output, *ways, windows)
     for arrays, out in _split_stretches(task, sources, partials):
         yield from fold_in_stretches(arithmetic.fold_all, arithmetic.partial_bytes, arrays, out, tools)
-    return Buffers(partials, partials, output, arithmetic.fold, arithmetic.finish, arithmetic.finish_in_place, windows)
+    return Buffers(partials, partials, output, *ways, windows)
 
 
 def _put_in_order(cut: Partition, partials: Array) -> Array:
