@@ -384,10 +384,11 @@ class SharedMemory:
         self._set_arenas([*self._arenas_by_address[1], arena])
 
     def _drop_unused(self) -> None:
-        for arena in self._arenas_by_address[1]:
-            if not arena.free_list.used:
+        arenas = self._arenas_by_address[1]
+        self._set_arenas([arena for arena in arenas if not arena.free_list.is_unused])
+        for arena in arenas:
+            if arena.free_list.is_unused:  # no longer found: nobody takes a slot of what the worker forgets
                 self.session_socket.release_arena(arena.number)
-        self._set_arenas([arena for arena in self._arenas_by_address[1] if arena.free_list.used])
 
     def _set_arenas(self, arenas: list[InputArena]) -> None:
         arenas.sort(key=lambda arena: arena.base)

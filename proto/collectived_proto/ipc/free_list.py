@@ -8,26 +8,28 @@ ALIGNMENT = 64  # a cache line, so that slots of different ranks never share one
 
 
 class FreeList:
-    """Free and used ranges of `size` bytes. Invariant: free ranges are sorted, disjoint and never adjacent."""
+    """Free and used ranges of `size` bytes. Invariant: free ranges are sorted, disjoint and never adjacent.
+
+    The list of free ranges changes in one step each time: an error before or after, such as KeyboardInterrupt, may
+    lose a range, but never lets two ranges overlap.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.used = 0
-        self._starts = [0] if size else []
-        self._ends = [size] if size else []
+        self._free = [(0, size)] if size else []
         self._lengths: dict[int, int] = {}
+
+    @property
+    def is_unused(self) -> bool:
+        return not self._lengths
 
     def allocate(self, length: int) -> int | None:
         """Offset of a free range of `length` bytes, now used; None where there is none. An empty one takes a line."""
         length = max(ALIGNMENT, -(-length // ALIGNMENT) * ALIGNMENT)
-        for index, (start, end) in enumerate(zip(self._starts, self._ends, strict=True)):
+        for index, (start, end) in enumerate(self._free):
             if end - start >= length:
-                if end - start == length:
-                    del self._starts[index], self._ends[index]
-                else:
-                    self._starts[index] = start + length
+                self._free[index : index + 1] = [(start + length, end)] if end - start > length else []
                 self._lengths[start] = length
-                self.used += length
                 return start
         return None
 
@@ -38,18 +40,12 @@ class FreeList:
             KeyError: nothing that is in use begins there.
         """
         length = self._lengths.pop(start)
-        self.used -= length
-        end = start + length
-        index = bisect_left(self._starts, start)
-        joins_left = index > 0 and self._ends[index - 1] == start
-        joins_right = index < len(self._starts) and self._starts[index] == end
-        if joins_left and joins_right:
-            self._ends[index - 1] = self._ends[index]
-            del self._starts[index], self._ends[index]
-        elif joins_left:
-            self._ends[index - 1] = end
-        elif joins_right:
-            self._starts[index] = start
-        else:
-            self._starts.insert(index, start)
-            self._ends.insert(index, end)
+        first, end = start, start + length
+        low = high = bisect_left(self._free, (start,))
+        if low and self._free[low - 1][1] == start:
+            low -= 1
+            first = self._free[low][0]
+        if high < len(self._free) and self._free[high][0] == end:
+            end = self._free[high][1]
+            high += 1
+        self._free[low:high] = [(first, end)]

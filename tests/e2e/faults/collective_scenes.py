@@ -94,6 +94,14 @@ def reduce_large(group: cd.Group, value: Array) -> Any:
     return group.all_reduce("sum", np.resize(value, 40_000 + len(value)), SOON)[0]
 
 
+def reduce_in_worker_memory(group: cd.Group, value: Array) -> Any:
+    """By arrays that the session asks its worker for: the first of a session brings the arena that holds them."""
+    given, into = (group._session.empty(value.shape, value.dtype) for _ in range(2))
+    given[:] = value
+    group.all_reduce("sum", given, SOON, out=into)
+    return float(into[0])
+
+
 def wait_at_barrier(group: cd.Group, value: Array) -> Any:
     group.barrier()
     return own_share(group, value)
@@ -136,6 +144,10 @@ SCENES = {
 SCENES |= {
     "large": Scene(reduce_large, beyond=NEW),
     "large, the first of a session": Scene(reduce_large, is_first=True, beyond="large"),
+    "in worker memory": Scene(reduce_in_worker_memory, beyond="out"),
+    "in worker memory, the first of a session": Scene(
+        reduce_in_worker_memory, is_first=True, beyond="in worker memory"
+    ),
 }
 SCENES["repeated, that waits"] = SCENES[REPEATED]._replace(late=LATE_SECONDS, beyond=REPEATED)
 SCENES |= {name: Scene(submit, is_async=submit is receive_later, beyond=NEW) for name, submit in OTHERS.items()}

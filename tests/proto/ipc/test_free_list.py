@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+from types import FrameType
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +32,7 @@ def test_ranges_in_use_are_disjoint_aligned_and_within(actions: list[int | None]
         assert all(start % ALIGNMENT == 0 and end <= SIZE for start, end in ends)
     for start in used:
         slots.free(start)
-    assert slots.used == 0
+    assert slots.is_unused
     assert slots.allocate(SIZE) == 0  # the free ranges have joined again
 
 
@@ -41,3 +46,41 @@ def test_what_does_not_fit_is_not_given() -> None:
 def test_giving_back_what_is_not_in_use_is_an_error() -> None:
     with pytest.raises(KeyError):
         FreeList(SIZE).free(0)
+
+
+def interrupt_at(line: int) -> Any:
+    """A trace function that raises at that line of what is called, counted as they are reached."""
+    reached = itertools.count()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if event == "line" and next(reached) == line:
+            raise KeyboardInterrupt
+        return trace
+
+    return trace
+
+
+@pytest.mark.parametrize("method", ["allocate", "free"])
+@pytest.mark.parametrize("free_neighbours", [(), (0,), (2,), (0, 2)])
+def test_an_error_at_any_line_lets_no_ranges_overlap(method: str, free_neighbours: tuple[int, ...]) -> None:
+    interrupted = 0
+    for line in range(20):
+        slots = FreeList(SIZE)
+        used = {number * ALIGNMENT for number in range(4) if slots.allocate(1) == number * ALIGNMENT}
+        for number in free_neighbours:
+            slots.free(number * ALIGNMENT)
+        used -= {ALIGNMENT, *(number * ALIGNMENT for number in free_neighbours)}
+        act, argument = (slots.allocate, 1) if method == "allocate" else (slots.free, ALIGNMENT)
+        sys.settrace(interrupt_at(line))
+        try:
+            taken = act(argument)
+        except KeyboardInterrupt:
+            interrupted += 1
+        else:
+            used |= {taken} if taken is not None else set()
+        finally:
+            sys.settrace(None)
+        while (start := slots.allocate(1)) is not None:
+            assert start not in used and start < SIZE
+            used.add(start)
+    assert 4 < interrupted < 20

@@ -190,7 +190,7 @@ class ResultArenas:
         self._drop_spares()
         kept = []
         for arena, slots in self._arenas:
-            if slots.used or arena.committed <= KEPT_BYTES:
+            if not slots.is_unused or arena.committed <= KEPT_BYTES:
                 kept.append((arena, slots))
                 continue
             self._readers.remove_arena(arena)
