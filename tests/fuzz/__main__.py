@@ -25,16 +25,7 @@ from tests.fuzz.valid_messages import Guests, MemoryWatch
 
 import collectived as cd
 
-MOST_GROWTH_BY_VALID = 5 << 20  # bytes that a daemon may keep of valid messages when those who sent them have gone
-MOST_GROWTH_AT_FIRST = {"worker": MOST_GROWTH_BY_VALID, "coordinator": 10 << 20}
-"""The same of the first visit, which brings Python's pools to their height: 3.0 MiB of a worker, 6.9 of a coordinator.
-
-What a coordinator keeps are arenas of those pools, a MiB each: 16 before, 26 when a greeting of 2,000 groups is read
-(70,000 objects, 4.5 MB), 24 for good, with 0.1 MB more in use than before. A few small objects that live hold each
-arena. They go neither when all garbage is collected before free memory is given back (8.2 MiB of one recorded visit,
-with and without), nor when no host asks for a number (8.3). Where Python takes its memory of glibc
-(PYTHONMALLOC=malloc) a collection leaves 6.3 of 8.0 MiB.
-"""
+MOST_GROWTH_BY_VALID = 5 << 20  # bytes that a daemon may keep of a visit of valid messages, when the guests have gone
 DRAINS = 100  # of each daemon, when all that is judged has been seen: the first may end it
 MOST_GROWTH = 32 << 20  # bytes that a worker may grow by in a siege, after its first quarter
 
@@ -137,8 +128,8 @@ def _siege(count: int, seed: int) -> list[str]:
 def _valid(count: int, seed: int) -> list[str]:
     """The second visit brings the messages of the first, under other names. Both are judged, after honest use.
 
-    Without the rehearsal the first visit counted 4.3 MiB of a worker for its full flight recorder, and 4.6 MiB for the
-    pools that are free again when all of that has been told.
+    Without the rehearsal the first visit would count a worker's full flight recorder, which is some 8 MiB, and the
+    room in which all of it is told.
     """
     with cd.testing.local(workers=2) as job:
         guests, memory, sums = Guests(job), MemoryWatch(job), 0
@@ -170,10 +161,9 @@ def _valid(count: int, seed: int) -> list[str]:
             f"{job.log.count('Traceback')} tracebacks",
             flush=True,
         )
-        found = _judge("valid messages", job.log, second, MOST_GROWTH_BY_VALID)
-        for name, size in first.items():
-            found += _judge("valid messages, first visit", "", {name: size}, MOST_GROWTH_AT_FIRST[name])
-        return found
+        return _judge("valid messages", job.log, second, MOST_GROWTH_BY_VALID) + _judge(
+            "valid messages, first visit", "", first, MOST_GROWTH_BY_VALID
+        )
 
 
 def _scribbles(count: int, seed: int) -> list[str]:

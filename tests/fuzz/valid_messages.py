@@ -171,15 +171,13 @@ class MemoryWatch:
 
         A guest of each daemon goes at its end, so that free memory is given back.
         """
-        with GoodJob(self._job) as good:
-            while good.sums <= MAX_ENTRIES:
-                time.sleep(0.1)
         with _channel(self._job.workers[0]) as channel:
             stub = worker_pb2_grpc.WorkerStub(channel)
             life = stub.OpenSession(_OPENING)
             next(life)
-            for _ in stub.Trace(trace_pb2.TraceRequest(), timeout=_PATIENCE):
-                pass
+            with GoodJob(self._job):  # what its group remembers of itself is recorded where somebody looks
+                while _count_recorded(stub) < MAX_ENTRIES:
+                    time.sleep(0.1)
         hello = coordinator_pb2.Hello(protocol=_PROTOCOL, task=99_999, incarnation="rehearsal", host="h")
         with _channel(_coordinator_of(self._job)) as channel:
             attach = coordinator_pb2_grpc.CoordinatorStub(channel).Attach
@@ -199,6 +197,12 @@ class MemoryWatch:
             if max(grown.values()) <= most or time.monotonic() > end:
                 return grown
             time.sleep(0.5)
+
+
+def _count_recorded(stub: worker_pb2_grpc.WorkerStub) -> int:
+    """Collectives of the first worker's recorder; all that workers recorded is told, through the coordinator."""
+    told = [reply.worker for reply in stub.Trace(trace_pb2.TraceRequest(), timeout=_PATIENCE)]
+    return sum(len(part.collectives) + part.left_out for part in told if part.task == 0)
 
 
 def _private_bytes(pid: int) -> int:

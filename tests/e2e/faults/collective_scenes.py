@@ -96,7 +96,8 @@ def reduce_large(group: cd.Group, value: Array) -> Any:
 
 def reduce_in_worker_memory(group: cd.Group, value: Array) -> Any:
     """By arrays that the session asks its worker for: the first of a session brings the arena that holds them."""
-    given, into = (group._session.empty(value.shape, value.dtype) for _ in range(2))
+    session: Any = group._session
+    given, into = (session.empty(value.shape, value.dtype) for _ in range(2))
     given[:] = value
     group.all_reduce("sum", given, SOON, out=into)
     return float(into[0])

@@ -72,8 +72,12 @@ def test_a_rank_that_cannot_enter_gives_its_place_up(
         assert failing.join(name, 2, rank=1, timeout=20).generation == again.result(20).generation
 
 
-def join_amid(cluster: Any, name: str, on_line: Callable[[FrameType, int], None]) -> None:
-    """Two ranks join and sum; a line of the join of rank 1 may raise. Then rank 0 hears of it, or all goes well."""
+def join_amid(cluster: Any, name: str, on_line: Callable[[FrameType, int], None]) -> BaseException | None:
+    """Two ranks join and sum; a line of the join of rank 1 may raise. Then rank 0 hears of it, or all goes well.
+
+    Returns:
+        What the join of rank 1 raised.
+    """
     with (
         ThreadPoolExecutor(1) as pool,
         cd.connect(cluster.addresses[0]) as waiting,
@@ -93,13 +97,16 @@ def join_amid(cluster: Any, name: str, on_line: Callable[[FrameType, int], None]
                 return False
 
         told = pool.submit(wait_for_the_other)
-        group = None
-        with contextlib.suppress(OSError, MemoryError, Planted, KeyboardInterrupt, cd.errors.CollectiveError):
+        group, raised = None, None
+        try:
             group = watch(lambda: failing.join(name, 2, rank=1, timeout=JOIN_SECONDS), on_line)
+        except (OSError, MemoryError, Planted, KeyboardInterrupt, cd.errors.CollectiveError) as error:
+            raised = error
         if group is not None:
             with contextlib.suppress(cd.errors.CollectiveError):
                 group.all_reduce("sum", 1.0, timeout=SOON_SECONDS)
         told.result(25)
+        return raised
 
 
 @pytest.mark.timeout(500)
@@ -116,13 +123,16 @@ def test_an_error_at_a_line_of_a_join_keeps_nobody_waiting(request: Any, workers
 
     join_amid(cluster, f"{request.node.name}-all", record)
     assert len(lines) > 100
+    asked = [code.co_qualname for code, _ in lines].index("WorkerClient.join")  # before that its own arguments fail it
 
     def fail(number: int, at: Line) -> None:
         plant = Plant(at, (OSError, MemoryError, KeyboardInterrupt, Planted)[number // STRIDE % 4]("planted"))
         try:
-            join_amid(cluster, f"{request.node.name}-{number}", plant)
+            raised = join_amid(cluster, f"{request.node.name}-{number}", plant)
         except BaseException as error:
             raise AssertionError(name_line(at)) from error
+        is_typed = not isinstance(raised, (OSError, MemoryError))
+        assert is_typed or number < asked, f"{raised!r} at {name_line(at)}"
 
     with ThreadPoolExecutor(4) as pool:
         for failing in [pool.submit(fail, *one) for one in list(enumerate(lines))[::STRIDE]]:

@@ -49,8 +49,8 @@ def worker_trace(
         entry for entry in recorder.entries() if entry.ended_at >= since and _matches_group(wanted, entry.label.name)
     ]
     under_way = [encode for group_loop in living for encode in _in_flight_encoders(group_loop, told)]
-    rest = [_entry_encoder(entry, told) for entry in reversed(ended)]
-    return _split_parts(identity, now, chain(under_way, rest), len(under_way) + len(rest), told, request.most_bytes)
+    collectives = chain((encode() for encode in under_way), (_encode_entry(entry, told) for entry in reversed(ended)))
+    return _split_parts(identity, now, collectives, len(under_way) + len(ended), told, request.most_bytes)
 
 
 def _matches_group(wanted: str, *names: str) -> bool:
@@ -82,17 +82,19 @@ _Encode = Callable[[], pb.TraceCollective]
 
 
 def _split_parts(
-    identity: WorkerIdentity, now: float, collectives: Iterable[_Encode], count: int, told: LoopTable, most_bytes: int
+    identity: WorkerIdentity,
+    now: float,
+    collectives: Iterator[pb.TraceCollective],
+    count: int,
+    told: LoopTable,
+    most_bytes: int,
 ) -> Iterator[pb.WorkerTrace]:
     most = min(most_bytes or MAX_TRACE_BYTES, MAX_TRACE_BYTES)
     part = pb.WorkerTrace(
         task=identity.task, host=identity.host, pid=os.getpid(), incarnation=identity.incarnation, now=now
     )
     filled = total = 0
-    for encode in collectives:
-        if total >= most:
-            break
-        collective = encode()
+    while total < most and (collective := next(collectives, None)) is not None:
         part.collectives.append(collective)
         size = collective.ByteSize()
         filled, total, count = filled + size, total + size, count - 1
@@ -197,29 +199,26 @@ def _pending_op_encoder(group_loop: int, generation: int, post: PendingOp) -> _E
     return lambda: told
 
 
-def _entry_encoder(entry: Entry, told: LoopTable) -> _Encode:
-    def encode() -> pb.TraceCollective:
-        collective = pb.TraceCollective(
-            lane=told.number(entry.label),
-            generation=entry.generation,
-            instance=entry.instance,
-            op=entry.op,
-            bytes=entry.summary.nbytes,
-            arrivals=[
-                pb.TraceArrival(rank=rank, at=at, site=site)
-                for rank, at, site in zip(entry.ranks, entry.arrival_times, entry.sites, strict=True)
-            ],
-            started=entry.started_at,
-            ended=entry.ended_at,
-            code=entry.code,
-            message=entry.message,
-            missing=entry.missing,
-            peer=entry.peer if entry.peer >= 0 else None,
-        )
-        _add_details(collective, entry.summary, entry.marks)
-        return collective
-
-    return encode
+def _encode_entry(entry: Entry, told: LoopTable) -> pb.TraceCollective:
+    collective = pb.TraceCollective(
+        lane=told.number(entry.label),
+        generation=entry.generation,
+        instance=entry.instance,
+        op=entry.op,
+        bytes=entry.summary.nbytes,
+        arrivals=[
+            pb.TraceArrival(rank=rank, at=at, site=site)
+            for rank, at, site in zip(entry.ranks, entry.arrival_times, entry.sites, strict=True)
+        ],
+        started=entry.started_at,
+        ended=entry.ended_at,
+        code=entry.code,
+        message=entry.message,
+        missing=entry.missing,
+        peer=entry.peer if entry.peer >= 0 else None,
+    )
+    _add_details(collective, entry.summary, entry.marks)
+    return collective
 
 
 def _add_details(collective: pb.TraceCollective, summary: ProgramSummary, marks: Iterable[Mark]) -> None:
