@@ -50,8 +50,10 @@ def make_route(rounds: int = 1) -> tuple[core.RouteMove, ...]:
 class Host:
     """A worker with one rank, which sums on a thread of its own, and the far end of its link to another worker."""
 
+    small = TINY.small
+
     def __init__(self, patience: float = LIMIT_SECONDS) -> None:
-        self.geometry = replace(make_geometry(2, TINY), operated=1, start=START)
+        self.geometry = replace(make_geometry(2, TINY), operated=1, start=START, small=self.small)
         self.descriptor = segment.create(self.geometry)
         self.knock = os.eventfd(0, os.EFD_NONBLOCK)
         self.stop = os.eventfd(0, os.EFD_NONBLOCK)  # somebody else's
@@ -61,12 +63,15 @@ class Host:
         attached = segment.attach(self.descriptor, self.geometry, 1, knock=self.knock, waiting=segment.OPERATED)
         self.worker = attached
         self.watcher = segment.watch(self.descriptor, self.geometry)
-        self.gathers, self.brings = self.make(attached, (), (COUNT,)), self.make(attached, (COUNT,), ())
+        self.gathers, self.brings = self.make_plans(attached)
         self.crossings = core.crossings(attached, self.knock, int(patience * 1e9), TEMPLATE.header(0, 0, 0))
         self.chain = CHAIN
         self.results: list[float] = []
         self.told: list[bytes] = []
         self.thread: threading.Thread | None = None
+
+    def make_plans(self, engine: core.Engine) -> tuple[core.Plan, core.Plan]:
+        return self.make(engine, (), (COUNT,)), self.make(engine, (COUNT,), ())
 
     def make(self, engine: core.Engine, leaves_in: tuple[int, ...], leaves_out: tuple[int, ...]) -> core.Plan:
         phase = (int(DType.FLOAT32), (COUNT, COUNT, 0), leaves_in, leaves_out)

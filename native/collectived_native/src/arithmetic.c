@@ -135,6 +135,10 @@ size_t partial_size(int dtype, int op) {
     return item_size(dtype);
 }
 
+int are_partials(int dtype, int op) {
+    return is_defined(dtype, op) && !is_half(dtype) && !(op == OP_MEAN && is_integer(dtype));
+}
+
 size_t result_size(int dtype, int op) {
     if (!is_defined(dtype, op)) return 0;
     if (op == OP_MEAN && is_integer(dtype)) return item_size(dtype) <= 2 ? sizeof(f32) : sizeof(f64);

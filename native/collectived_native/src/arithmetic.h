@@ -31,6 +31,9 @@ size_t item_size(int dtype);
 size_t partial_size(int dtype, int op);
 size_t result_size(int dtype, int op);
 
+/* Whether contributions are partials as they are. */
+int are_partials(int dtype, int op);
+
 /* out = inputs[0] op inputs[1] op ... (n >= 1), `elements` of each. `final`: as the result, a mean divided by `divisor`;
  * else as partials. Spans may lie at any address. `out` may be one of the inputs where both have elements of one size;
  * else they must not overlap. `stream`: the result is written past the caches; call `finish_streaming` before another

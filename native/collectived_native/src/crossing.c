@@ -12,7 +12,10 @@
 #include "arithmetic.h"
 
 enum progress { BLOCKED, MOVED, ODD };
-enum { AT_ONCE = 16 }; /* instances between two looks at the world: of a reduce a worker may only send */
+enum {
+    AT_ONCE = 16,       /* instances between two looks at the world: of a reduce a worker may only send */
+    READ = 64 << 10,    /* bytes that are read before it is known where they belong */
+};
 
 static u64 least(u64 a, u64 b) {
     return a < b ? a : b;
@@ -73,8 +76,10 @@ int crossings_add(struct crossings *x, struct route *route) {
         }
         x->room = wanted;
     }
+    route->keeps_partials = 1;
     for (int i = 0; i < route->moves; i++) {
         const struct move *move = &route->move[i];
+        if ((move->kind == MOVE_RECEIVE || move->kind == MOVE_COPY) && move->memory == PARTIALS) route->keeps_partials = 0;
         if (move->kind == MOVE_RECEIVE || move->kind == MOVE_KEEP) received[move->wire] += HEADER_BYTES + bytes_of(route, move);
         if (move->round >= route->rounds) route->rounds = move->round + 1;
     }
@@ -102,13 +107,13 @@ int wire_begin(struct crossings *x, int wire, int descriptor, const void *receiv
     if (make_room(&w->log, &w->room, bytes + PAGE)) return -1;
     memcpy(w->log, received, bytes);
     if (wire >= x->wires) x->wires = wire + 1;
-    w->descriptor = descriptor, w->have = bytes, w->used = 0, w->sent = 0, w->is_full = 0;
+    w->descriptor = descriptor, w->have = bytes, w->used = 0, w->sent = 0, w->is_full = 0, w->wanted = 0, w->land = NULL;
     w->all_sent = w->all_received = 0;
     return 0;
 }
 
 static char *place_of_element(const struct crossings *x, int memory, u64 at) {
-    return (memory == CONSTANTS ? x->open->constants : x->memory[memory]) + at * x->open->row[memory];
+    return (memory == CONSTANTS ? x->open->constants : x->open_memory[memory]) + at * x->open->row[memory];
 }
 
 static char *place(const struct crossings *x, int memory, const struct move *move) {
@@ -117,16 +122,18 @@ static char *place(const struct crossings *x, int memory, const struct move *mov
 
 /* ---- The sockets ---- */
 
-/* Takes what is there; ODD: the end, or an error, of which its owner hears when it reads. */
+/* Takes what is there, up to the end of what lands; ODD: the end, or an error, of which its owner hears when it reads. */
 static enum progress receive(struct wire *w) {
+    u64 end = w->land ? w->wanted : least(w->room, (w->wanted > w->have ? w->wanted : w->have) + READ);
     enum progress found = BLOCKED;
-    while (w->have < w->room) {
-        ssize_t n = recv(w->descriptor, w->log + w->have, w->room - w->have, MSG_DONTWAIT);
+    while (w->have < end) {
+        char *to = w->land ? w->land + (w->have - w->land_at) : w->log + w->have;
+        ssize_t n = recv(w->descriptor, to, end - w->have, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return found;
         if (n <= 0) return ODD;
         w->have += (u64)n, found = MOVED;
-        if (w->have < w->room) return found; /* most likely that was all: poll tells of more */
+        if (w->have < end) return found; /* most likely that was all: poll tells of more */
     }
     return found;
 }
@@ -156,16 +163,41 @@ static void combine(const struct crossings *x, void *out, const void *const *par
     fold_partials(r->dtype, r->reduce_op, out, parts, count, elements, is_final, r->divisor, 0);
 }
 
+/* Has the rest of a payload land where it belongs, which saves a copy of it. */
+static enum progress land(struct crossings *x, struct wire *w, struct move *move) {
+    w->land = place(x, move->memory, move), w->land_at = w->used + HEADER_BYTES;
+    memcpy(w->land, w->log + w->land_at, w->have - w->land_at);
+    move->landed = w->have, move->end = w->wanted;
+    return receive(w);
+}
+
+/* Writes what has landed into the logs, for somebody else who has to read it. */
+static void fill_logs(const struct crossings *x) {
+    for (int i = 0; x->open && i < x->open->moves; i++) {
+        const struct move *move = &x->open->move[i];
+        const struct wire *w = &x->wire[move->wire];
+        if (!move->end) continue;
+        u64 begin = move->end - bytes_of(x->open, move), end = least(move->end, w->have);
+        memcpy(w->log + move->landed, place(x, move->memory, move) + (move->landed - begin), end - move->landed);
+    }
+}
+
 /* Takes the payload of a frame, if it is there wholly and is the one expected. */
 static enum progress receive_move(struct crossings *x, struct move *move) {
     struct wire *w = &x->wire[move->wire];
     u64 bytes = bytes_of(x->open, move);
     if (w->descriptor < 0) return ODD;
-    if (w->have - w->used < HEADER_BYTES) return BLOCKED;
+    w->wanted = w->used + HEADER_BYTES;
+    if (w->have < w->wanted) return BLOCKED;
     if (memcmp(w->log + w->used, move->header, HEADER_BYTES)) return ODD;
-    if (w->have - w->used < HEADER_BYTES + bytes) return BLOCKED;
+    w->wanted += bytes;
+    int lands = move->kind == MOVE_RECEIVE && move->memory == RESULT && move->mine < 0;
+    if (lands && w->have < w->wanted && !w->land && land(x, w, move) == ODD) return ODD;
+    if (w->have < w->wanted) return BLOCKED;
     const char *payload = w->log + w->used + HEADER_BYTES;
-    if (move->kind == MOVE_KEEP) {
+    if (w->land) {
+        w->land = NULL;
+    } else if (move->kind == MOVE_KEEP) {
         move->kept = payload;
     } else if (move->memory == CONSTANTS) {
         if (memcmp(place(x, CONSTANTS, move), payload, bytes)) return ODD;
@@ -176,7 +208,7 @@ static enum progress receive_move(struct crossings *x, struct move *move) {
         if (move->left) both[0] = payload, both[1] = mine;
         combine(x, place(x, move->memory, move), both, 2, move->elements, 0);
     }
-    w->used += HEADER_BYTES + bytes;
+    w->used = w->wanted;
     return MOVED;
 }
 
@@ -289,14 +321,20 @@ static enum progress begin(struct crossings *x) {
     struct route *route;
     enum progress found = agree(x, &route);
     if (found != MOVED) return found;
+    for (int i = 0; i < MEMORIES; i++) x->open_memory[i] = x->memory[i];
+    char *partials = route->keeps_partials ? engine_find_partials(x->engine, route->gathers) : NULL, *results = NULL;
+    u64 bytes = route->elements[RESULT] * route->row[RESULT];
+    if (route->brought == RESULT) results = engine_find_results(x->engine, route->brings, bytes);
+    if (partials) x->open_memory[PARTIALS] = partials;
+    if (results) x->open_memory[RESULT] = results;
     struct values values = {.out = &x->memory[PARTIALS]};
-    if (engine_gather(x->engine, route->gathers, &values, x->next) != COMPLETE) return ODD;
+    if (engine_gather(x->engine, route->gathers, partials ? NULL : &values, x->next) != COMPLETE) return ODD;
     stamp(x, route);
     for (int i = 0; i < route->moves; i++) {
         struct move *move = &route->move[i];
-        move->done = 0, move->ended = 0, move->kept = NULL;
+        move->done = 0, move->ended = 0, move->kept = NULL, move->end = 0;
     }
-    x->open = route, x->round = 0, x->started = x->round_began = engine_now(x->engine);
+    x->open = route, x->round = 0, x->started = x->round_began = x->moved_at = engine_now(x->engine);
     return MOVED;
 }
 
@@ -325,9 +363,10 @@ static void remember(struct crossings *x) {
 }
 
 static enum progress end(struct crossings *x) {
-    const char *result = x->memory[x->open->brought];
+    const char *result = x->open_memory[x->open->brought];
     struct values values = {.in = &result};
-    if (engine_bring(x->engine, x->open->brings, &values, x->next, x->open->blob, x->open->blob_bytes) != COMPLETE) return ODD;
+    int lies_there = result != x->memory[x->open->brought];
+    if (engine_bring(x->engine, x->open->brings, lies_there ? NULL : &values, x->next, x->open->blob, x->open->blob_bytes) != COMPLETE) return ODD;
     remember(x);
     memcpy(x->chain, x->open_chain, CHAIN_BYTES);
     for (int i = 0; i < x->wires; i++) {
@@ -335,7 +374,7 @@ static enum progress end(struct crossings *x) {
         if (w->descriptor < 0) continue;
         memmove(w->log, w->log + w->used, w->have - w->used);
         w->all_sent += w->sent, w->all_received += w->used;
-        w->have -= w->used, w->used = 0, w->sent = 0;
+        w->have -= w->used, w->used = 0, w->sent = 0, w->wanted = 0;
     }
     x->open = NULL, x->next++, x->is_rung = 1;
     return MOVED;
@@ -393,9 +432,9 @@ static short events_of(const struct crossings *x, const struct wire *w) {
     return (short)((reads ? POLLIN : 0) | (w->is_full ? POLLOUT : 0));
 }
 
-/* Until when nothing odd is about an instance that is open, or to which only some have come; ~0: there is none. */
+/* Until when nothing odd is about an instance that is open and does not move, or to which only some have come; ~0: there is none. */
 static u64 patience_end(const struct crossings *x) {
-    u64 deadline = x->open ? earliest_deadline(x->engine->segment, x->next) : 0, since = x->open ? x->started : x->rung_at;
+    u64 deadline = x->open ? earliest_deadline(x->engine->segment, x->next) : 0, since = x->open ? x->moved_at : x->rung_at;
     if (!since) return ~(u64)0;
     return deadline ? least(deadline, since + x->patience) : since + x->patience;
 }
@@ -419,7 +458,7 @@ static int take_events(struct crossings *x, struct pollfd *polls, int count) {
     return others;
 }
 
-int crossings_wait(struct crossings *x, struct pollfd *polls, int count, u64 nanoseconds) {
+static int carry(struct crossings *x, struct pollfd *polls, int count, u64 nanoseconds) {
     int others = 0;
     u64 until = nanoseconds == ~(u64)0 ? nanoseconds : engine_now(x->engine) + nanoseconds;
     for (;;) {
@@ -437,7 +476,14 @@ int crossings_wait(struct crossings *x, struct pollfd *polls, int count, u64 nan
             polls[i].revents = 0;
         }
         int events = ppoll(polls, (nfds_t)count, left == ~(u64)0 ? NULL : &timeout, NULL);
+        if (events > 0 && x->open) x->moved_at = engine_now(x->engine);
         if (events > 0) others = take_events(x, polls, count);
         else if (events < 0) for (int i = 0; i < count; i++) polls[i].revents = 0;
     }
+}
+
+int crossings_wait(struct crossings *x, struct pollfd *polls, int count, u64 nanoseconds) {
+    int others = carry(x, polls, count, nanoseconds);
+    fill_logs(x);
+    return others;
 }

@@ -3,7 +3,7 @@
  * A route says how the instances of one contract travel: the plan's moves with all that can be known beforehand. As long
  * as nothing else happens the worker's thread stays here: it is rung when its ranks have come, takes their partial sums,
  * sends, receives and folds as the route says, and brings the results. Anything out of the ordinary ends that: a frame
- * that is not the one expected, a contract without a route, an instance that takes longer than `patience`, an event on a
+ * that is not the one expected, a contract without a route, an instance that does not move for `patience`, an event on a
  * descriptor of somebody else's. Then the general executor goes on. It begins the open instance anew, and is told what of it
  * has been sent, and gets all that was received: so nothing is lost, and nothing is sent twice.
  */
@@ -49,6 +49,7 @@ struct move {
     u64 done;         /* bytes sent */
     u64 began, ended; /* of its round; 0: it is not done */
     const char *kept;
+    u64 landed, end;  /* where in the wire's log that would lie which was received into `memory` at once */
 };
 
 struct route {
@@ -62,17 +63,20 @@ struct route {
     char *constants, *blob; /* of what is brought, for ranks that take what comes; NULL: those do not use this route */
     char *said; /* by each rank of its value, where lengths may differ */
     u64 blob_bytes, said_bytes;
-    int moves, rounds;
+    int moves, rounds, keeps_partials; /* whether nothing is written over the ranks' values */
     struct move *move;
     /* Since they were taken in. */
     u64 calls, nanoseconds, uneven; /* from the first arrival to the end; to the last arrival */
     u64 *waited;                    /* by seat: from its arrival to the end */
 };
 
-struct wire { /* a link to another worker; `log` has what was received since the open instance began */
+/* A link to another worker; `log` has what was received since the open instance began. A large frame that is moved as it is
+   lands where it belongs, and its place in the log stays empty until somebody else has to read it. */
+struct wire {
     int descriptor, is_full;
-    char *log;
+    char *log, *land;         /* `land`: of the first byte of the payload that lands; NULL: none does */
     u64 room, have, used;
+    u64 wanted, land_at;      /* how much has to come; where the payload would begin in the log */
     u64 sent;                 /* of the open instance */
     u64 all_sent, all_received; /* of those that are complete */
 };
@@ -86,12 +90,12 @@ struct recent {
 struct crossings {
     struct engine *engine;
     int knock, ranks;
-    u64 patience;                     /* nanoseconds in which an instance is complete, or all have come to it, as a rule */
+    u64 patience;                     /* nanoseconds in which an open instance moves, or all have come to it, as a rule */
     unsigned char header[HEADER_BYTES]; /* what all headers have in common */
     struct route *route[MOST_ROUTES];
     int routes, wires;
     struct wire wire[MOST_WIRES];
-    char *memory[MEMORIES];
+    char *memory[MEMORIES], *open_memory[MEMORIES]; /* of the open instance: some lie in the segment */
     u64 room;
     u64 next;                         /* instance */
     unsigned char chain[CHAIN_BYTES]; /* of those before it */
@@ -99,7 +103,7 @@ struct crossings {
     struct route *open;
     int round, is_rung, is_odd;
     int awaits;                       /* all ranks have come, and take what comes: what that is has not come */
-    u64 rung_at, started, round_began;
+    u64 rung_at, started, moved_at, round_began;
     u64 *began, *description;         /* of the open one, then of the recent ones: by seat */
     u64 completed, kept;
     struct recent *recent;            /* the latest that are complete */

@@ -310,15 +310,31 @@ int engine_gather(struct engine *e, const struct plan *plan, const struct values
         if (takes_from(plan, i) && atomic_load(&seat_of(s, i)->progress) < full(n)) return PENDING;
     int disputed = find_dispute(s, n);
     if (disputed >= 0) return end_generation(s, n, MISMATCH, disputed);
-    take_whole(s, plan, values, e->ticks, 0);
+    if (values) take_whole(s, plan, values, e->ticks, 0);
     return COMPLETE;
+}
+
+char *engine_find_partials(const struct engine *e, const struct plan *plan) {
+    int only = -1;
+    if (plan->phases != 1 || plan->leaves_out != 1 || (plan->reduce_op && !are_partials(plan->phase->dtype, plan->reduce_op))) return NULL;
+    for (int i = 0; i < plan->root; i++) {
+        if (!takes_from(plan, i)) continue;
+        if (only >= 0) return NULL;
+        only = i;
+    }
+    return only < 0 ? NULL : input_of(e->segment, only, e->ticks) + plan->phase->whole_at[only];
+}
+
+char *engine_find_results(const struct engine *e, const struct plan *plan, u64 bytes) {
+    if (plan->phases != 1 || plan->leaves_in != 1 || bytes > e->segment->geometry.small) return NULL;
+    return input_of(e->segment, e->seat, e->ticks);
 }
 
 int engine_bring(struct engine *e, const struct plan *plan, const struct values *values, u64 n, const void *blob, u64 bytes) {
     struct segment *s = e->segment;
     int found = outcome(load(&head_of(s)->decided), n);
     if (found != PENDING) return found == COMPLETE ? NONSENSE : found;
-    put_whole(plan, values, input_of(s, e->seat, e->ticks));
+    if (values) put_whole(plan, values, input_of(s, e->seat, e->ticks));
     if (bytes) memcpy(blob_of(s, e->seat, e->ticks), blob, bytes);
     announce(e, &(struct job){.plan = plan, .instance = n, .blob_bytes = bytes}, 1);
     publish(e, full(n));

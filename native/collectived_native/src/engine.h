@@ -153,9 +153,14 @@ void engine_await_finished(struct engine *e, struct waiting *how);
 /* Takes out all finished jobs that are to be collected. */
 struct job *engine_collect_finished(struct engine *e);
 /* The worker's part in instance `n` of a group that spans hosts, for which all values lie in the first tick: takes the values or
-   their partial sums, once all ranks have come that have any. COMPLETE, PENDING, or why the generation is over. */
+   their partial sums, once all ranks have come that have any; NULL: they stay where they are. COMPLETE, PENDING, or why the
+   generation is over. */
 int engine_gather(struct engine *e, const struct plan *plan, const struct values *values, u64 n);
-/* Brings the results, and what ranks are told of them that do not know what comes, which completes the instance. Returns its
+/* Where in the segment those of one pack lie as the worker needs them, all of one rank; NULL: they have to be taken. */
+char *engine_find_partials(const struct engine *e, const struct plan *plan);
+/* Where the results of one pack belong there, and room for so many bytes is; NULL: that is not so. */
+char *engine_find_results(const struct engine *e, const struct plan *plan, u64 bytes);
+/* Brings the results (NULL: they are there already), and what ranks are told that take what comes, which completes it. Returns its
    outcome. */
 int engine_bring(struct engine *e, const struct plan *plan, const struct values *values, u64 n, const void *blob, u64 bytes);
 /* engine.c: does what can be done for the collective at the head of the queue; else says in `wait` what it waits for. */

@@ -143,7 +143,7 @@ def test_threads_that_start_both_ways_at_once_do_not_mix_them_up(two_workers: An
             thread = threading.Thread(target=reduce)
             thread.start()
             for step in range(100):
-                assert np.all(group.all_gather(np.full(40_000, step)) == step)  # over the doorbell
+                assert np.all(group.all_gather(np.full(150_000, step)) == step)  # over the doorbell
                 assert group.all_reduce("sum", np.full(1, step))[0] == 4 * step
             thread.join()
         return found

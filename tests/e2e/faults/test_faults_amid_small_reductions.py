@@ -51,7 +51,7 @@ def step(number):
     if moved:
         move(number)
     elif mixed and number % 3 == 2:
-        gathered = group.all_gather(np.full(40_000, number), async_op=True)  # too large for a tick
+        gathered = group.all_gather(np.full(150_000, number), async_op=True)  # too large for a tick
         assert group.all_reduce("sum", np.full(9, number), async_op=True).result().tolist() == [number * size] * 9
         assert np.array_equal(gathered.result(), np.full(40_000 * size, number))
     else:

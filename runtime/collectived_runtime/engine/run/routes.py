@@ -26,7 +26,7 @@ from collectived_runtime.plan.moves import Buffer, FinishMove, FoldMove, RecvMov
 from collectived_runtime.plan.wide_moves import CollectMove, WideMove
 from collectived_runtime.transport.frame import Frame, FrameKind, FrameTemplate
 
-MAX_ROUTE_BYTES = 128 << 10  # that a worker holds of values or results: what is larger spends its time elsewhere
+MAX_ROUTE_BYTES = 4 << 20  # that a worker holds of values or results, and receives: it has memory for twice as much
 CHANNEL = 0
 _NO_HEADER = bytes(len(FrameTemplate(0, 0, 0, 0, 0, bytes(8), bytes(8)).header(0, 0, 0)))
 _MEMORY = {Buffer.INPUT: 0, Buffer.SCRATCH: 1, Buffer.OUTPUT: 2}
@@ -48,7 +48,8 @@ def has_route(program: CompiledCollective, places: int) -> bool:
     is_plain = task.blocks is None and task.channel == CHANNEL and not program.nccl_task_count
     if task.partition is not None and program.arithmetic[0] is not None and not task.partition.is_in_order:
         return False
-    is_small = 0 < _count_held(task) * max(_find_rows(program).values()) <= MAX_ROUTE_BYTES
+    most = max(_count_held(task), _count_received(task)) * max(_find_rows(program).values())
+    is_small = 0 < most <= MAX_ROUTE_BYTES
     known = (SendMove, RecvMove, CollectMove, FinishMove)
     return is_plain and is_small and all(isinstance(move, known) for moves in task.plan for move in moves)
 
@@ -59,6 +60,13 @@ def _count_held(task: PackTask) -> int:
     if cut is None:
         return task.pack.count
     return max(cut.output_count, sum(part.stop - part.start for part in (*cut.local_copies, *cut.outgoing)))
+
+
+def _count_received(task: PackTask) -> int:
+    """Elements that come from all peers."""
+    moves = [move for moves in task.plan for move in moves]
+    kept = sum(len(move.span) * (len(move.order) - 1) for move in moves if isinstance(move, CollectMove))
+    return kept + sum(len(move.span) for move in moves if isinstance(move, RecvMove))
 
 
 def make_template(key: int, generation: int, program: CompiledCollective) -> FrameTemplate:
