@@ -1,4 +1,4 @@
-"""Wrong credentials of one user of a host, at an address that all of them share, shut out nobody who knows the secret.
+"""Wrong credentials and nonsense of one user of a host shut out nobody who knows the secret, or has been invited.
 
 The worker is started by root, BOB shows what is wrong, and ANN is honest.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,8 @@ import collectived as cd
 
 ANN, BOB = 54320, 54321
 MOST = 5
-pytestmark = [
-    needs_root,
-    pytest.mark.skipif(not ADDRESS, reason="this machine has no address but the loopback, which is not counted"),
-    pytest.mark.timeout(150),
-]
+STEP_ASIDE_SECONDS = 5.0  # for which a door closed to everybody when one guest had talked nonsense
+pytestmark = [needs_root, pytest.mark.timeout(150)]
 
 # Shows wrong tokens to servers of gRPC, and wrong proofs to a port for links.
 WRONG = """
@@ -65,6 +63,63 @@ def show_wrong_credentials() -> Callable[..., str]:
     return show
 
 
+# Says nonsense at a door again and again, and nothing at all on some connections, until its input ends.
+NONSENSE = """
+import os, select, socket, sys
+uid, door = sys.argv[1:]
+os.setgroups([]); os.setgid(int(uid)); os.setuid(int(uid))
+silent = []
+said = 0
+while not select.select([sys.stdin], [], [], 0)[0]:
+    guest = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    guest.settimeout(10)
+    try:
+        guest.connect(door)
+        if len(silent) < 40:
+            silent.append(guest)
+            continue
+        guest.send(os.urandom(1 + said % 64))
+        guest.recv(64)
+        guest.close()
+    except OSError:
+        select.select([sys.stdin], [], [], 0.01)
+    said += 1
+    if said == 200:
+        print("ready", flush=True)
+"""
+
+
+@pytest.fixture
+def talk_nonsense() -> Iterator[Callable[[int, str], None]]:
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(uid: int, door: str) -> None:
+        command = [sys.executable, "-c", NONSENSE, str(uid), door]
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        running.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+
+    yield begin
+    for process in running:
+        process.communicate()
+        assert process.returncode == 0
+
+
+def test_nonsense_of_one_guest_at_the_door_keeps_no_other_waiting(
+    worker: Callable[..., dict[str, Any]], talk_nonsense: Callable[[int, str], None]
+) -> None:
+    said = worker("--allow-users", str(ANN), "--allow-users", str(BOB), mode=0o711)
+    talk_nonsense(BOB, said["address"].removeprefix("unix:").replace("worker-0", "door-0"))
+    for _ in range(3):
+        began = time.monotonic()
+        with cd.connect(said["address"]) as session:
+            assert session.transport == "shared memory"
+        assert time.monotonic() - began < STEP_ASIDE_SECONDS
+    assert asked(said["address"], ANN, "collective")["collective"] == ("ok", "shared memory")
+
+
+@pytest.mark.skipif(not ADDRESS, reason="this machine has no address but the loopback, which is not counted")
 def test_wrong_credentials_of_a_neighbour_shut_out_no_worker_no_client_and_no_link(
     folder: Path, start: Start, show_wrong_credentials: Callable[..., str]
 ) -> None:
