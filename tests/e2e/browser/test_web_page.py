@@ -159,6 +159,10 @@ def test_the_missing_rank_stands_first_and_no_call_site_is_broken(browser: Brows
         browser.until(f"innerWidth === {width}")
         text = f"const text = new Range(); text.selectNodeContents({row}.querySelector('.code'))"
         assert browser.evaluate(f"(() => {{ {text}; return text.getClientRects().length; }})()") == 1, "one line"
+        sentence = "document.querySelector('#problems li code')"
+        assert browser.evaluate(f"{sentence}.innerText") == served.reply.groups[1].in_flight[0].site
+        text = f"const text = new Range(); text.selectNodeContents({sentence})"
+        assert browser.evaluate(f"(() => {{ {text}; return text.getClientRects().length; }})()") == 1, "one line"
 
 
 def test_it_keeps_a_small_history_of_what_was_carried_and_waited(browser: Browser, served: Served) -> None:
