@@ -92,6 +92,13 @@ def test_where_nothing_runs_the_line_to_type_is_shown() -> None:
     with pytest.raises(cd.errors.UnavailableError, match="collectived launch --clients 2 -- python train.py") as caught:
         cd.connect()
     assert str(job_files.SYSTEM_FOLDER / "worker.sock") in str(caught.value)
+    assert "torchrun" not in str(caught.value)
+
+
+def test_beside_torchrun_it_is_the_line_that_starts_workers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    with pytest.raises(cd.errors.UnavailableError, match="start one: collectived up cluster.toml, then torchrun again"):
+        cd.connect()
 
 
 def test_an_address_where_nobody_listens_is_named_at_once(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ SECRET_FILE = "COLLECTIVED_SECRET_FILE"
 SECRET = "COLLECTIVED_SECRET"
 TLS = ("COLLECTIVED_TLS_CA", "COLLECTIVED_TLS_CERT", "COLLECTIVED_TLS_KEY")
 _RETRY_DELAY = 0.05  # seconds between knocks at a worker that may be on its way back
-START_HINT = "collectived launch --clients 2 -- python train.py"
+_LAUNCH = "collectived launch --clients 2 -- python train.py"
+_UP = "collectived up cluster.toml"  # before torchrun, which starts no workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,13 @@ class WorkerAddress:
     def _unreachable_error(self, error: Exception) -> UnavailableError:
         return UnavailableError(
             f"no worker answers at {self.text} ({self.source}): {error}; correct the address, or "
-            f"start a job: {START_HINT}"
+            f"start a job: {start_hint()}"
         )
+
+
+def start_hint() -> str:
+    """What to type where no worker is found."""
+    return f"{_UP}, then torchrun again; or {_LAUNCH}" if "TORCHELASTIC_RUN_ID" in os.environ else _LAUNCH
 
 
 def find_worker(worker: str | None) -> WorkerAddress:
@@ -92,7 +98,7 @@ def find_worker(worker: str | None) -> WorkerAddress:
             return WorkerAddress(system, "the system's worker")
         raise UnavailableError(
             f"no job of yours is running (looked at COLLECTIVED_WORKER, in {job_files.runtime_path()} and for "
-            f"{job_files.SYSTEM_FOLDER / job_files.SYSTEM_SOCKET}); start one: {START_HINT}"
+            f"{job_files.SYSTEM_FOLDER / job_files.SYSTEM_SOCKET}); start one: {start_hint()}"
         )
     if len(found) > 1:
         lines = "".join(f"\n  COLLECTIVED_WORKER={job.workers[0]}  # job {job.job}, {job.command}" for job in found)
