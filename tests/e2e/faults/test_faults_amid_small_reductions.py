@@ -53,7 +53,7 @@ def step(number):
     elif mixed and number % 3 == 2:
         gathered = group.all_gather(np.full(150_000, number), async_op=True)  # too large for a tick
         assert group.all_reduce("sum", np.full(9, number), async_op=True).result().tolist() == [number * size] * 9
-        assert np.array_equal(gathered.result(), np.full(40_000 * size, number))
+        assert np.array_equal(gathered.result(), np.full(150_000 * size, number))
     else:
         assert group.all_reduce("sum", np.full(9, number)).tolist() == [number * size] * 9
 
