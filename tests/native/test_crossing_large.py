@@ -1,4 +1,4 @@
-"""Large values that cross as they are: frames land where they belong, and are given back whole where that is broken off."""
+"""Large values that cross as they are: frames land where they belong, and are given back where that is broken off."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def reduce_into(group: cd.Group, value: Array) -> Any:
 
 
 def reduce_large(group: cd.Group, value: Array) -> Any:
-    """More than a tick of a segment, 1 MiB: between workers over the doorbell, by memory that the session asks for first."""
+    """More than a tick of a segment (1 MiB): over the doorbell, by memory that the session asks its worker for."""
     return group.all_reduce("sum", np.resize(value, 150_000 + len(value)), SOON)[0]
 
 
