@@ -19,7 +19,7 @@ _FORMAT = struct.Struct("<9Q")
 _KIB = 1024
 _SHARES_BYTES = 512 * _KIB  # of all columns of a seat's part
 _FOLDED_BYTES = 64 * _KIB  # that every one of many ranks reads to fold a small value
-_ACROSS_BYTES = 8192 * _KIB  # of the values of all ranks that go to other hosts in a tick
+_ACROSS_BYTES = 32768 * _KIB  # of the values of all ranks that go to other hosts in a tick
 _DIRECT_BYTES = 4096 * _KIB  # smaller values lie in the caches, from where ranks copy them faster than the kernel
 SPIN_MICROSECONDS = 60  # for which a rank looks before it sleeps, where there are cores for it
 _YIELDS = 20  # where there are not
@@ -59,7 +59,7 @@ class Geometry:
         if seats > 8:
             small = max(256, _FOLDED_BYTES // seats)
         if operated:
-            small = min(1024 * _KIB, _ACROSS_BYTES // seats // 64 * 64)
+            small = min(4096 * _KIB, _ACROSS_BYTES // seats // 64 * 64)
         streamed = 24 * 1024 * _KIB // seats
         return cls(core.SCHEDULE_VERSION, seats, int(operated), start, share, small, streamed, mail, _DIRECT_BYTES)
 

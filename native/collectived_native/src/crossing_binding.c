@@ -116,7 +116,7 @@ static int parse_terms(struct route *route, PyObject *terms) {
     u64 partial = folds ? partial_size((int)n[0], (int)n[1]) : item_size((int)n[0]);
     u64 result = folds ? result_size((int)n[0], (int)n[1]) : partial;
     int fits = partial && result && lies_in(n[2], 1, 1 << 30) && lies_in(n[6], 0, MEMORIES - 1);
-    for (int i = 0; i < MEMORIES; i++) fits &= lies_in(n[3 + i], 0, 1 << 22);
+    for (int i = 0; i < MEMORIES; i++) fits &= lies_in(n[3 + i], 0, 1 << 24);
     if (!fits) return PyErr_SetString(PyExc_ValueError, "no such arithmetic"), -1;
     route->dtype = (int)n[0], route->reduce_op = (int)n[1], route->divisor = (long)n[2], route->brought = (enum memory)n[6];
     route->row[PARTIALS] = route->row[SUMS] = partial, route->row[RESULT] = result, route->row[CONSTANTS] = 1;

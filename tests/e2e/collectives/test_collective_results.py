@@ -192,7 +192,7 @@ def test_reduce_broadcast_and_barrier(any_workers: Any) -> None:
 
 def test_worker_memory_is_reduced_in_place_and_shared(two_workers: Any) -> None:
     def body(session: cd.Session, group: cd.Group) -> Any:
-        array = session.empty((100_000, 10), np.float32)  # what is small goes by the segment of the ranks
+        array = session.empty((200_000, 10), np.float32)  # what is small goes by the segment of the ranks
         array[:] = group.rank
         result = group.all_reduce("sum", array)
         assert result.flags.writeable == (session.transport == "grpc")  # which shares nothing

@@ -16,7 +16,7 @@ import pytest
 import collectived as cd
 
 FRAMES = 3  # of ours in a call that its line has made before: the collective's own, its operation's, and one more
-LARGE = 300_000  # elements: more than one tick of a segment
+LARGE = 1_200_000  # elements: more than one tick of a segment
 
 
 @pytest.fixture(params=["one_worker", "two_workers"])

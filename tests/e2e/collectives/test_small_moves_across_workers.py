@@ -16,7 +16,7 @@ import collectived as cd
 from collectived.shared.results import MappedResults
 
 TIMES = 6  # the third time, and from then on, the native core has a part in it
-SMALL, LARGE = 100, 400_000  # elements: in one tick of a segment, and not
+SMALL, LARGE = 100, 1_200_000  # elements: in one tick of a segment, and not
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16, np.int8, np.complex128, np.bool_]
 
 

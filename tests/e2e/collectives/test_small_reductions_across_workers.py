@@ -13,7 +13,7 @@ import pytest
 
 import collectived as cd
 
-SMALL, LARGE = 1000, 400_000  # elements: in one tick of a segment, and not
+SMALL, LARGE = 1000, 1_200_000  # elements: in one tick of a segment, and not
 TIMES = 4  # the third time, and from then on, the native core has a part in it
 RING = cd.CommunicationOptions(implementation=cd.CommunicationImplementation.RING)
 
@@ -126,7 +126,7 @@ def test_ranks_of_which_one_goes_the_other_way_are_told_that_they_differ(two_wor
         return str(raised.value)
 
     told = two_workers.run(4, body)
-    assert len(set(told)) == 1 and "400000" in told[0] and "1000" in told[0]
+    assert len(set(told)) == 1 and "1200000" in told[0] and "1000" in told[0]
 
 
 def test_threads_that_start_both_ways_at_once_do_not_mix_them_up(two_workers: Any) -> None:
@@ -143,7 +143,7 @@ def test_threads_that_start_both_ways_at_once_do_not_mix_them_up(two_workers: An
             thread = threading.Thread(target=reduce)
             thread.start()
             for step in range(100):
-                assert np.all(group.all_gather(np.full(150_000, step)) == step)  # over the doorbell
+                assert np.all(group.all_gather(np.full(600_000, step)) == step)  # over the doorbell
                 assert group.all_reduce("sum", np.full(1, step))[0] == 4 * step
             thread.join()
         return found
@@ -165,7 +165,7 @@ def test_a_deadline_behind_small_reductions_holds(two_workers: Any, delays: Any)
                 group.all_reduce("sum", 1.0, async_op=True, timeout=50)
             begun = time.monotonic()
             with pytest.raises(cd.errors.DeadlineExceededError) as raised:
-                group.all_gather(np.ones(400_000), timeout=1.0 if group.rank == 0 else 50)
+                group.all_gather(np.ones(1_200_000), timeout=1.0 if group.rank == 0 else 50)
             if group.rank == 0:
                 done.set()
             return time.monotonic() - begun, {member.rank for member in raised.value.missing}

@@ -90,8 +90,8 @@ def reduce_into(group: cd.Group, value: Array) -> Any:
 
 
 def reduce_large(group: cd.Group, value: Array) -> Any:
-    """More than a tick of a segment (1 MiB): over the doorbell, by memory that the session asks its worker for."""
-    return group.all_reduce("sum", np.resize(value, 150_000 + len(value)), SOON)[0]
+    """More than a tick of a segment (4 MiB): over the doorbell, by memory that the session asks its worker for."""
+    return group.all_reduce("sum", np.resize(value, 600_000 + len(value)), SOON)[0]
 
 
 def reduce_in_worker_memory(group: cd.Group, value: Array) -> Any:

@@ -24,6 +24,7 @@ from collectived_runtime.engine.clients.segment_file import SegmentFile
 NS = 1_000_000_000
 MAX_SEATS = 256
 _TICKS_AT_A_TIME = 4  # of a large value, whose parts lie in the segment
+_ACROSS_BYTES = 1 << 20  # of a value that goes to other workers: larger ones count when they are written
 
 
 def are_usable(topology: GroupTopology) -> bool:
@@ -47,7 +48,7 @@ def measure_place(topology: GroupTopology) -> int:
 
 
 def _measure_place(geometry: Geometry) -> int:
-    most_in_a_tick = geometry.small if geometry.operated else geometry.seats * geometry.share
+    most_in_a_tick = min(geometry.small, _ACROSS_BYTES) if geometry.operated else geometry.seats * geometry.share
     return most_in_a_tick * _TICKS_AT_A_TIME
 
 

@@ -39,7 +39,7 @@ class SpanningHost(Host):
         for rank in range(2):
             self.describe(self.ranks[rank], GATHERS, AllGather(), (Leaf("", DType.FLOAT32, (1 << 20,)),))
             self.describe(self.ranks[rank], JOINED, AllGather(), (Leaf("", DType.FLOAT32, (COUNT + rank,)),))
-            for number, count in (SMALL, COUNT), (LARGE, 1 << 20):
+            for number, count in (SMALL, COUNT), (LARGE, (1 << 20) + 1):
                 self.describe(self.ranks[rank], number, Broadcast(0), (Leaf("", DType.FLOAT32, (count,)),))
         described = Collective(Broadcast(0), "", (), site="train.py:3", open=True)
         self.ranks[1].prepared[COMES + 10] = prepare(described, 1, self.topology)

@@ -298,7 +298,7 @@ def test_what_is_large_or_compressed_has_no_route() -> None:
         return compile_program(Collective(AllReduce(ReduceOp.SUM), "*", leaves, **fields), here)
 
     assert has_route(compile_sum(100), 2) and has_route(compile_sum(4096), 2)
-    assert has_route(compile_sum(1 << 20), 2) and not has_route(compile_sum((1 << 20) + 1), 2)
+    assert has_route(compile_sum(1 << 22), 2) and not has_route(compile_sum((1 << 22) + 1), 2)
     assert not has_route(compile_sum(4096, compression=Compression.INT8), 2)
     assert not has_route(compile_sum(100), core.MOST_WIRES + 1)
 
@@ -311,8 +311,8 @@ def test_what_counts_is_what_a_worker_has_of_it(operation: Operation) -> None:
     def compile_at(here: GroupTopology, count: int) -> CompiledCollective:
         return compile_program(Collective(operation, "*", (Leaf("", DType.FLOAT32, (count,)),)), here)
 
-    assert all(has_route(compile_at(here, 1 << 20), 4) for here in places)
-    assert not has_route(compile_at(places[0], (1 << 20) + 4), 4)
+    assert all(has_route(compile_at(here, 1 << 22), 4) for here in places)
+    assert not has_route(compile_at(places[0], (1 << 22) + 4), 4)
 
 
 def test_what_counts_is_also_what_comes_from_all_peers() -> None:
@@ -320,8 +320,8 @@ def test_what_counts_is_also_what_comes_from_all_peers() -> None:
 
     def compile_sum(algorithm: str) -> CompiledCollective:
         here = replace(places, tuning_table=(Tier(algorithm),))
-        leaves = (Leaf("", DType.FLOAT32, (1 << 18,)),)
+        leaves = (Leaf("", DType.FLOAT32, (1 << 20,)),)
         return compile_program(Collective(AllReduce(ReduceOp.SUM), "*", leaves), here)
 
-    assert has_route(compile_sum("ring"), 8)  # seven quarters of a MiB
-    assert not has_route(compile_sum("one_shot"), 8)  # seven MiB
+    assert has_route(compile_sum("ring"), 8)  # seven MiB
+    assert not has_route(compile_sum("one_shot"), 8)  # 28 MiB
