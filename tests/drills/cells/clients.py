@@ -263,7 +263,7 @@ def misbehave(scene: Scene, how: str) -> None:
 @fault("never reads, and asks without end", "client", workers=(3,), short=((False, 3),))
 def never_reads(scene: Scene) -> None:
     """Ranks in a segment ask their worker for nothing that it answers: this is too large, and submitted to it."""
-    packs = f"broadcast([np.ones(99)] * {PACKS}, 0, options.merge(cd.CommunicationOptions(bytes_per_pack=792)))"
+    packs = f"broadcast([np.ones(2100)] * {PACKS}, 0, options.merge(cd.CommunicationOptions(bytes_per_pack=16800)))"
     scene.ask(scene.everybody, "call", call=packs, timeout=scene.timeout)
     scene.succeed(scene.everybody)
     wait_for_victim(scene)

@@ -19,7 +19,7 @@ limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 totals, told = [], []
 with cd.connect() as session, session.join(timeout=30) as group:
     group.barrier()
-    value = session.empty(1 << 20) if OWN else np.empty(1 << 20)
+    value = session.empty(1 << 21) if OWN else np.empty(1 << 21)
     for step in range(3):
         if step == STARVED and group.rank == 1:
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
