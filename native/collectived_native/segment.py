@@ -56,10 +56,10 @@ class Geometry:
         """Choose the geometry for so many seats on so many cores."""
         share = min(128 * _KIB, max(_KIB, _SHARES_BYTES // seats // 64 * 64))
         small = (128 if seats <= cores else 64) * _KIB
-        if seats > 8:
-            small = max(256, _FOLDED_BYTES // seats)
-        if operated:
+        if operated:  # the worker alone folds
             small = min(4096 * _KIB, _ACROSS_BYTES // seats // 64 * 64)
+        elif seats > 8:
+            small = max(256, _FOLDED_BYTES // seats)
         streamed = 24 * 1024 * _KIB // seats
         return cls(core.SCHEDULE_VERSION, seats, int(operated), start, share, small, streamed, mail, _DIRECT_BYTES)
 

@@ -26,7 +26,7 @@ from collectived_runtime.plan.moves import Buffer, FinishMove, FoldMove, RecvMov
 from collectived_runtime.plan.wide_moves import CollectMove, WideMove
 from collectived_runtime.transport.frame import Frame, FrameKind, FrameTemplate
 
-MAX_ROUTE_BYTES = 16 << 20  # that a worker holds of values or results, and receives: it has memory for twice as much
+MAX_ROUTE_BYTES = 16 << 20  # of values or results that a worker holds, and of what it receives, in one instance
 CHANNEL = 0
 _NO_HEADER = bytes(len(FrameTemplate(0, 0, 0, 0, 0, bytes(8), bytes(8)).header(0, 0, 0)))
 _MEMORY = {Buffer.INPUT: 0, Buffer.SCRATCH: 1, Buffer.OUTPUT: 2}
