@@ -51,13 +51,20 @@ class Geometry:
 
     @classmethod
     def choose(
-        cls, seats: int, *, cores: int, operated: bool = False, start: int = 0, mail: int = 64 << 20
+        cls,
+        seats: int,
+        *,
+        cores: int,
+        operated: bool = False,
+        start: int = 0,
+        mail: int = 64 << 20,
+        across: int = 4 << 20,
     ) -> Geometry:
-        """Choose the geometry for so many seats on so many cores."""
+        """Choose the geometry for so many seats on so many cores; `across`: the most of `small` where `operated`."""
         share = min(128 * _KIB, max(_KIB, _SHARES_BYTES // seats // 64 * 64))
         small = (128 if seats <= cores else 64) * _KIB
         if operated:  # the worker alone folds
-            small = min(4096 * _KIB, _ACROSS_BYTES // seats // 64 * 64)
+            small = min(across, _ACROSS_BYTES // seats // 64 * 64)
         elif seats > 8:
             small = max(256, _FOLDED_BYTES // seats)
         streamed = 24 * 1024 * _KIB // seats

@@ -24,7 +24,9 @@ from collectived_runtime.engine.clients.segment_file import SegmentFile
 NS = 1_000_000_000
 MAX_SEATS = 256
 _TICKS_AT_A_TIME = 4  # of a large value, whose parts lie in the segment
-_ACROSS_BYTES = 1 << 20  # of a value that goes to other workers: larger ones count when they are written
+_ACROSS_BYTES = 1 << 20  # of a value that goes to other workers; of larger ones the rest counts when it is written
+_MOST_ACROSS_BYTES = 4 << 20
+_ACROSS_DIVISOR = 256  # of the worker's memory: what is not counted beforehand is little of it
 
 
 def are_usable(topology: GroupTopology) -> bool:
@@ -81,7 +83,10 @@ class GroupSegment:
         self._on_knock = on_knock
         mail_bytes = 0 if is_operated else budget.limit // UNEXPECTED_MEMORY_DIVISOR // len(self.ranks)
         seats = len(self.ranks) + is_operated
-        self._geometry = Geometry.choose(seats, cores=count_cores(), operated=is_operated, start=start, mail=mail_bytes)
+        across = max(_ACROSS_BYTES, min(_MOST_ACROSS_BYTES, budget.limit // _ACROSS_DIVISOR))
+        self._geometry = Geometry.choose(
+            seats, cores=count_cores(), operated=is_operated, start=start, mail=mail_bytes, across=across
+        )
         self._budget = budget
         allowance = _measure_place(self._geometry)
         self._prepaid = allowance * seats
@@ -114,6 +119,15 @@ class GroupSegment:
         """Take the last seat, which is this worker's: others ring it by the knock."""
         seat = self._geometry.seats - 1
         return self._file.take_seat(seat, self._knocker)
+
+    def reserve(self, nbytes: int) -> None:
+        """Count memory that this worker takes for itself to serve its ranks, as long as the segment is there.
+
+        Raises:
+            MemoryExhausted: the budget does not allow it.
+        """
+        self._budget.acquire(nbytes, last=False)
+        self._prepaid += nbytes
 
     def offer(self, local_rank: LocalRank, doorbells: Doorbells) -> None:
         """Tell a rank where its generation meets."""

@@ -207,6 +207,10 @@ class SpanningWatch(SegmentWatch):
         """The descriptor by which this worker is rung."""
         return self._segment.knocker
 
+    def reserve(self, nbytes: int) -> None:
+        """Count memory that is taken to serve these ranks; raise MemoryExhausted where that is too much."""
+        self._segment.reserve(nbytes)
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits for its turn, and the generation goes on."""

@@ -13,6 +13,7 @@ So deadlines, stalls, contracts that differ, faults and verdicts are where they 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from collectived_native import core
 from collectived_proto.rows import encode_rows, extract_rows
 from collectived_proto.types import Broadcast, Collective, Scatter
+from collectived_runtime.engine.base.memory_budget import MemoryExhausted
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.segment import NS
@@ -40,6 +42,7 @@ from collectived_runtime.engine.run.routes import (
     exchange,
     has_route,
     make_template,
+    measure_route,
 )
 from collectived_runtime.engine.submit.contracts import PreparedCollective
 from collectived_runtime.engine.submit.tracker import MAX_FINISHED, Arrival, Instance, InstanceTracker
@@ -86,6 +89,7 @@ class Crossings:
     _routes: list[_Route] = field(default_factory=list)
     # Contracts with their lengths, and how often they came until they had a route.
     _seen: dict[bytes | tuple[object, ...], int] = field(default_factory=dict)
+    _reserved: int = 0  # bytes, for the largest of them
     _rests: int = 0  # instances that the general executor has yet to complete, for the core could not
     _next_rests: int = 1  # how many, should the core complete none before the next that it cannot
 
@@ -100,7 +104,14 @@ class Crossings:
             self._seen.clear()
         self._seen[form] = count
         if count == _REPEATS and instance.reference is not None and has_route(program, len(topology.peers)):
-            self._add(instance, instance.reference, program, segment)
+            with contextlib.suppress(MemoryExhausted):  # then the general executor goes on with these
+                self._reserve(measure_route(program), segment)
+                self._add(instance, instance.reference, program, segment)
+
+    def _reserve(self, nbytes: int, segment: SpanningWatch) -> None:
+        if nbytes > self._reserved:  # routes share their memory
+            segment.reserve(nbytes - self._reserved)
+            self._reserved = nbytes
 
     def _add(
         self, instance: Instance, reference: PreparedCollective, program: CompiledCollective, segment: SpanningWatch

@@ -54,6 +54,13 @@ def has_route(program: CompiledCollective, places: int) -> bool:
     return is_plain and is_small and all(isinstance(move, known) for moves in task.plan for move in moves)
 
 
+def measure_route(program: CompiledCollective) -> int:
+    """The most bytes that the core takes for a route: three buffers, and what two instances receive."""
+    task = program.tasks[0]
+    row = max(_find_rows(program).values())
+    return (3 * _count_held(task) + 2 * _count_received(task)) * row
+
+
 def _count_held(task: PackTask) -> int:
     """The most elements of a pack that a worker has before it sends, or when all have come."""
     cut = task.partition
