@@ -30,10 +30,18 @@ RELEASED := proto/released
 TORCH_VENV := .venv-torch
 NCCL_VENV := .venv-nccl
 RAY_VENV := .venv-ray
+GPU_PYTHON := 3.12
+GPU_WHEELS := .gpu-wheels
+GPU_SITE := .gpu-site
+GPU_REPORT ?= .gpu-report
+# Beside PyTorch, CuPy, JAX, cuda-bindings, NumPy and libnccl, which the Python of a machine with a GPU has.
+GPU_NEEDS := 'nccl4py~=0.6.0' pynccl==0.1.2 grpcio grpcio-status grpcio-health-checking googleapis-common-protos protobuf \
+    typing-extensions ml-dtypes click rich markdown-it-py mdurl pygments prometheus-client h11 psutil \
+    pytest pytest-timeout pytest-xdist execnet pluggy iniconfig hypothesis sortedcontainers
 MPI4PY := mpi4py-4.1.1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-lines test-torch test-mpi test-ray test-gpu test-nccl test-kill test-slurm drills bench bench-torch fuzz mutants native sanitize wheels image image-lock docs site test-site check format lint types layers proto proto-check proto-release clean
+.PHONY: help setup demo test test-unit test-lines test-torch test-mpi test-ray test-gpu gpu-wheels gpu-report test-nccl test-kill test-slurm drills bench bench-torch fuzz mutants native sanitize wheels image image-lock docs site test-site check format lint types layers proto proto-check proto-release clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -62,6 +70,19 @@ test-ray: $(RAY_VENV)/installed $(NATIVE) ## run the tests of Ray, on a cluster 
 
 test-gpu: $(READY) ## run the tests about GPUs, on the GPU of this machine as far as it has one
 	$(BIN)/python -m pytest -n 0 -rs tests/e2e/gpu tests/fakes tests/runtime/device tests/runtime/engine/gpu/test_gpu_task.py
+
+gpu-wheels: $(READY) ## fetch what a machine with a GPU and no network lacks, into .gpu-wheels (its Python: GPU_PYTHON, default 3.12)
+	@rm -rf $(GPU_WHEELS) && mkdir $(GPU_WHEELS) && echo '*' > $(GPU_WHEELS)/.gitignore
+	@$(PIP) download --no-deps --only-binary :all: --python-version $(GPU_PYTHON) --implementation cp \
+	    $(foreach glibc,2_28 2_27 2_24 2_17,--platform manylinux_$(glibc)_x86_64) --platform manylinux2014_x86_64 --platform manylinux1_x86_64 \
+	    $(CONSTRAINTS) --dest $(GPU_WHEELS) $(GPU_NEEDS)
+	@$(PIP) wheel --no-deps --wheel-dir $(GPU_WHEELS) .
+
+gpu-report: ## run everything about GPUs unattended, on a machine with one; a report of each step into $(GPU_REPORT)
+	@rm -rf $(GPU_SITE)
+	@$(PYTHON) -m pip --disable-pip-version-check --quiet install --no-index --no-deps --target $(GPU_SITE) $(GPU_WHEELS)/*.whl
+	@echo '*' > $(GPU_SITE)/.gitignore
+	PYTHONPATH=$(CURDIR)/$(GPU_SITE) PYTEST_ADDOPTS='-p no:benchmark' $(PYTHON) -m benchmarks.gpu_report $(GPU_REPORT) $(GPU_STEPS)
 
 test-nccl: $(NCCL_VENV)/installed $(NATIVE) ## run the tests of the three bindings of NCCL, in an environment of their own; needs no GPU
 	$(NCCL_VENV)/bin/python -m pytest -n 0 -rs tests/runtime/device/nccl

@@ -252,7 +252,7 @@ class FakeCuda:
 
         self._put("cuMemsetD8Async", stream, cleared)
 
-    def fold(self, fold: FoldSpec, sources: Sequence[int], out: int, count: int, stream: int) -> None:
+    def fold(self, fold: FoldSpec, sources: Sequence[int], outs: Sequence[int], count: int, stream: int) -> None:
         how = Arithmetic(fold.operation, fold.dtype, fold.result_dtype, fold.contributions)
 
         def partials(address: int) -> NDArray[Any]:
@@ -262,7 +262,7 @@ class FakeCuda:
             return self.reachable(address, count * dtype.itemsize, stream).view(dtype)
 
         given = [elements(one, to_numpy(fold.dtype)) if fold.widen else partials(one) for one in sources]
-        into = elements(out, to_numpy(fold.result_dtype)) if fold.finish else partials(out)
+        into = [elements(out, to_numpy(fold.result_dtype)) if fold.finish else partials(out) for out in outs]
 
         def folded() -> None:
             self.folds.append((fold, len(given)))
@@ -273,10 +273,11 @@ class FakeCuda:
                 np.copyto(total, given[0])
                 for one in given[1:]:
                     how.fold(total, one, total)
-            if fold.finish:
-                how.finish(total, into)
-            else:
-                np.copyto(into, total)
+            for out in into:
+                if fold.finish:
+                    how.finish(total, out)
+                else:
+                    np.copyto(out, total)
 
         self._put("cuLaunchKernel", stream, folded)
 

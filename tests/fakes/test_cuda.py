@@ -200,7 +200,7 @@ def test_a_stream_of_another_process_waits_for_a_shared_event(cuda: Cuda) -> Non
     cuda.record(event, bench.stream)
     told = subprocess.run(
         [sys.executable, "-c", CHILD, type(cuda).__name__, handle.hex()],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])},
         capture_output=True,
         text=True,
         timeout=30,
@@ -241,9 +241,13 @@ def test_what_is_folded_on_a_device_has_the_bits_of_the_host(cuda: Cuda, op: Red
     there = [bench.put(array) for array in arrays]
     out, partials = bench.put(np.zeros_like(expected)), bench.put(np.zeros(COUNT * arithmetic.partial_bytes, np.uint8))
 
-    cuda.fold(FoldSpec(op, dtype, result, 4, widen=True, finish=True), there, out, COUNT, bench.stream)
-    assert (bench.get(out, expected) == expected).all()
-    cuda.fold(FoldSpec(op, dtype, result, 4, widen=True, finish=False), there, partials, COUNT, bench.stream)
-    cuda.fold(FoldSpec(op, dtype, result, 4, widen=False, finish=True), [partials], out, COUNT, bench.stream)
+    second = bench.put(np.zeros_like(expected))
+    cuda.fold(FoldSpec(op, dtype, result, 4, widen=True, finish=True), there, [out, second], COUNT, bench.stream)
+    assert (bench.get(out, expected) == expected).all() and (bench.get(second, expected) == expected).all()
+    unaligned = second + expected.itemsize
+    cuda.fold(FoldSpec(op, dtype, result, 4, widen=True, finish=True), there, [unaligned], COUNT - 1, bench.stream)
+    assert (bench.get(unaligned, expected[1:]) == expected[:-1]).all()
+    cuda.fold(FoldSpec(op, dtype, result, 4, widen=True, finish=False), there, [partials], COUNT, bench.stream)
+    cuda.fold(FoldSpec(op, dtype, result, 4, widen=False, finish=True), [partials], [out], COUNT, bench.stream)
     assert (bench.get(out, expected) == expected).all()
     bench.close()

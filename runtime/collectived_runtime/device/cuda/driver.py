@@ -30,10 +30,10 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class FoldSpec:
-    """out = sources[0] ∘ sources[1] ∘ …, element by element, as `device.arithmetic.Arithmetic` does it.
+    """outs[·] = sources[0] ∘ sources[1] ∘ …, element by element, as `device.arithmetic.Arithmetic` does it.
 
-    With `widen`, sources have elements of `dtype`, else they are partial sums. With `finish`, `out` gets elements of
-    `result_dtype`: rounded, and divided by `contributions` for a mean; else it gets partial sums.
+    With `widen`, sources have elements of `dtype`, else they are partial sums. With `finish`, `outs` get elements of
+    `result_dtype`: rounded, and divided by `contributions` for a mean; else they get partial sums.
     """
 
     operation: ReduceOp
@@ -112,5 +112,5 @@ class Cuda(Protocol):
     def clear(self, address: int, nbytes: int, stream: int) -> None:
         """Write zeros."""
 
-    def fold(self, fold: FoldSpec, sources: Sequence[int], out: int, count: int, stream: int) -> None:
-        """`count` elements; `out` may be one of the sources where elements keep their size."""
+    def fold(self, fold: FoldSpec, sources: Sequence[int], outs: Sequence[int], count: int, stream: int) -> None:
+        """`count` elements, the result at every one of `outs`; they may be sources where elements keep their size."""

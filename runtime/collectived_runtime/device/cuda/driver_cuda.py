@@ -60,7 +60,7 @@ class DriverCuda:
         self._gpus: dict[int, _Gpu] = {}
         self._allocations: dict[int, _Allocation] = {}
         self._device_of: dict[int, int] = {}  # of streams
-        self._kernels: dict[tuple[int, FoldSpec, int], Any] = {}
+        self._kernels: dict[tuple[int, FoldSpec, int, int], Any] = {}  # int: device, sources, outputs
         self._lock = threading.RLock()  # over all four; memory may be freed wherever its last holder goes
         self._here = threading.local()  # the device whose context is current in a thread
         self._devices = tuple(_describe(number) for number in range(init_driver()))
@@ -178,25 +178,28 @@ class DriverCuda:
         self._make_current(self._device_of[stream])
         call_driver("cuMemsetD8Async", address, 0, nbytes, driver.CUstream(stream))
 
-    def fold(self, fold: FoldSpec, sources: Sequence[int], out: int, count: int, stream: int) -> None:
+    def fold(self, fold: FoldSpec, sources: Sequence[int], outs: Sequence[int], count: int, stream: int) -> None:
         if not count:
             return
         device = self._device_of[stream]
         self._make_current(device)
-        kernel = self._kernel(device, fold, len(sources))
-        at = (ctypes.c_uint64 * len(sources))(*sources)
-        arguments = (at, ctypes.c_uint64(out), ctypes.c_uint64(count), ctypes.c_double(fold.contributions))
+        kernel = self._kernel(device, fold, len(sources), len(outs))
+        rows = (ctypes.c_uint64 * (len(sources) + len(outs)))(*sources, *outs)
+        packs = count // kernels.pack_width(fold) if all(at % kernels.PACK_BYTES == 0 for at in rows) else 0
+        arguments = (rows, ctypes.c_uint64(count), ctypes.c_uint64(packs), ctypes.c_double(fold.contributions))
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(one) for one in arguments))
-        blocks = min(-(-count // _THREADS), self._gpus[device].processors * _BLOCKS_PER_PROCESSOR)
+        threads = packs or count
+        blocks = min(-(-threads // _THREADS), self._gpus[device].processors * _BLOCKS_PER_PROCESSOR)
         grid, block = (blocks, 1, 1), (_THREADS, 1, 1)
         call_driver("cuLaunchKernel", kernel, *grid, *block, 0, driver.CUstream(stream), ctypes.addressof(pointers), 0)
 
-    def _kernel(self, device: int, fold: FoldSpec, count: int) -> Any:
-        key = (device, fold, count)
+    def _kernel(self, device: int, fold: FoldSpec, sources: int, outs: int) -> Any:
+        key = (device, fold, sources, outs)
         found = self._kernels.get(key)
         if found is None:
             try:
-                code = compiler.compile_ptx(kernels.generate_source(fold, count), self._gpus[device].capability)
+                source = kernels.generate_source(fold, sources, outs)
+                code = compiler.compile_ptx(source, self._gpus[device].capability)
             except RuntimeError as error:
                 raise CudaError("nvrtcCompileProgram", -1, str(error)) from None
             (module,) = call_driver("cuModuleLoadData", code)

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collectived_proto.types import DType, ReduceOp
 from collectived_runtime.device.cuda.driver import FoldSpec
 
-MOST_SOURCES = 256  # of one launch: their addresses are its arguments, which may take 4 KiB
+MOST_SOURCES = 256  # of one launch: the addresses of sources and outputs are its arguments, which may take 4 KiB
+MOST_OUTPUTS = 128
+PACK_BYTES = 16
 KERNEL_NAME = "fold"
 
 _STORED = {
@@ -28,6 +30,21 @@ _STORED = {
     DType.UINT64: "unsigned long long",
     DType.COMPLEX64: "Complex<float>",
     DType.COMPLEX128: "Complex<double>",
+}
+_SIZES = {
+    "unsigned short": 2,
+    "float": 4,
+    "double": 8,
+    "signed char": 1,
+    "short": 2,
+    "int": 4,
+    "long long": 8,
+    "unsigned char": 1,
+    "unsigned int": 4,
+    "unsigned long long": 8,
+    "Complex<float>": 8,
+    "Complex<double>": 16,
+    "Wide": 16,
 }
 _HALVES = (DType.FLOAT16, DType.BFLOAT16)
 _LONG = (DType.INT64, DType.UINT64)
@@ -97,45 +114,79 @@ __device__ unsigned short to_bfloat16(float x) {
 }
 """
 
+# Memory is at its fastest where a thread reads and writes 16 bytes at a time. Rows that do not lie so, and what is left
+# of others, are folded element by element. A thread reads a pack of every source before it writes one, so an output
+# may be a source.
 _KERNEL = """
 typedef {stored} Given;
 typedef {partial} Partial;
 typedef {out} Out;
-struct Sources {{ const {source} *at[{count}]; }};
+typedef {source} Source;
+typedef unsigned long long Count;
+struct alignas(16) SourcePack {{ Source at[{width}]; }};
+struct alignas({out_alignment}) OutPack {{ Out at[{width}]; }};
+struct Rows {{ const Source *sources[{count}]; Out *outs[{outs}]; }};
 
 __device__ Partial widen(Given given) {{ return {widened}; }}
 __device__ Partial combine(Partial a, Partial b) {{ return {combined}; }}
 __device__ Out finish(Partial sum, double contributions) {{ return {finished}; }}
 
-extern "C" __global__ void fold(Sources sources, Out *out, unsigned long long length, double contributions) {{
-    unsigned long long step = (unsigned long long)gridDim.x * blockDim.x;
-    for (unsigned long long i = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x; i < length; i += step) {{
-        Partial sum = {first};
-{folds}
-        out[i] = {last};
+extern "C" __global__ void fold(Rows rows, Count length, Count packs, double contributions) {{
+    Count step = (Count)gridDim.x * blockDim.x;
+    Count begin = (Count)blockIdx.x * blockDim.x + threadIdx.x;
+    for (Count i = begin; i < packs; i += step) {{
+        Partial sum[{width}];
+        SourcePack given = ((const SourcePack *)rows.sources[0])[i];
+        for (int k = 0; k < {width}; k++) sum[k] = {take_pack};
+#pragma unroll 8
+        for (int n = 1; n < {count}; n++) {{
+            given = ((const SourcePack *)rows.sources[n])[i];
+            for (int k = 0; k < {width}; k++) sum[k] = combine(sum[k], {take_pack});
+        }}
+        OutPack pack;
+        for (int k = 0; k < {width}; k++) pack.at[k] = {pack_result};
+#pragma unroll 8
+        for (int n = 0; n < {outs}; n++) ((OutPack *)rows.outs[n])[i] = pack;
+    }}
+    for (Count i = packs * {width} + begin; i < length; i += step) {{
+        Partial sum = {take_first};
+        for (int n = 1; n < {count}; n++) sum = combine(sum, {take});
+        Out result = {last};
+        for (int n = 0; n < {outs}; n++) rows.outs[n][i] = result;
     }}
 }}
 """
 
 
-def generate_source(fold: FoldSpec, count: int) -> str:
-    """Return the kernel that folds `count` sources at a time."""
+def generate_source(fold: FoldSpec, count: int, outs: int) -> str:
+    """Return the kernel that folds `count` sources at a time, and writes the result to `outs` places."""
     stored, partial = _STORED[fold.dtype], _partial(fold)
-    take = "widen(sources.at[{}][i])" if fold.widen else "sources.at[{}][i]"
-    folds = "\n".join(f"        sum = combine(sum, {take.format(number)});" for number in range(1, count))
+    out = _STORED[fold.result_dtype] if fold.finish else partial
+    width = pack_width(fold)
+    take, finish = "widen({})" if fold.widen else "{}", "finish({}, contributions)" if fold.finish else "{}"
     return _PRELUDE + _KERNEL.format(
         stored=stored,
         partial=partial,
-        out=_STORED[fold.result_dtype] if fold.finish else partial,
+        out=out,
         source="Given" if fold.widen else "Partial",
         count=count,
+        outs=outs,
+        width=width,
+        out_alignment=min(16, width * _SIZES[out]),
         widened=_widen_expression(fold),
         combined=_combine_expression(fold),
         finished=_finish_expression(fold) if fold.finish else "sum",
-        first=take.format(0),
-        folds=folds,
-        last="finish(sum, contributions)" if fold.finish else "sum",
+        take_pack=take.format("given.at[k]"),
+        take_first=take.format("rows.sources[0][i]"),
+        take=take.format("rows.sources[n][i]"),
+        pack_result=finish.format("sum[k]"),
+        last=finish.format("sum"),
     )
+
+
+def pack_width(fold: FoldSpec) -> int:
+    """Return how many elements of a source a thread reads at a time."""
+    return PACK_BYTES // _SIZES[_STORED[fold.dtype] if fold.widen else _partial(fold)]
 
 
 def _is_split(fold: FoldSpec) -> bool:

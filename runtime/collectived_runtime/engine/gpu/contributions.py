@@ -120,7 +120,7 @@ class MultiGpuTask(GpuTask):
                 self._fold_pieces(share.gpu, run, into, stream)
             if number:
                 assert how is not None, "what is moved has one rank that contributes"
-                cuda.fold(make_fold_spec(how), [total, spare], total, len(self.task.span), stream)
+                cuda.fold(make_fold_spec(how), [total, spare], [total], len(self.task.span), stream)
 
     def _fold_pieces(self, gpu: Gpu, ranks: Sequence[Sequence[Piece]], into: int, stream: int) -> None:
         first, size, how = self.task.span.start, self.row_bytes, self.arithmetic
@@ -131,7 +131,7 @@ class MultiGpuTask(GpuTask):
             if how is None:
                 gpu.cuda.copy(target, addresses[0], length * size, stream)
             else:
-                gpu.cuda.fold(make_fold_spec(how, widen=True), addresses, target, length, stream)
+                gpu.cuda.fold(make_fold_spec(how, widen=True), addresses, [target], length, stream)
 
     def select_outputs(self, share: GpuContribution) -> list[Region]:
         """Where on this GPU the result is to be."""

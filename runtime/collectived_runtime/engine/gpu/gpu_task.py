@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from collectived_proto.numpy_types import to_numpy
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.cuda.driver import CudaError, FoldSpec
-from collectived_runtime.device.cuda.kernels import MOST_SOURCES
+from collectived_runtime.device.cuda.kernels import MOST_OUTPUTS, MOST_SOURCES
 from collectived_runtime.device.gpus import Gpu, Region, is_out_of_memory
 from collectived_runtime.device.launch_thread import Launch, Work
 from collectived_runtime.device.nccl.interface import NcclError
@@ -138,25 +138,24 @@ class GpuTask:
     # All on one GPU
 
     def _run_on_one_gpu(self, gpu: Gpu, ranks: Sequence[Sequence[Piece]]) -> Iterator[Wait]:
-        """The result is written once by a kernel, and copied from there."""
+        """One kernel reads every value once and writes every result."""
         pack, span, how = self.task.pack, self.task.span, self.arithmetic
         size, cuda = pack.result_dtype.itemsize, gpu.cuda
         targets = [output[pack.result_offset :] for output in self.context.outputs]
-        first = targets[0]
+        folded = 1 if how is None else MOST_OUTPUTS  # so many are written at once; the others are copied from the first
 
         def work(stream: int) -> None:
             for together in zip(*ranks, strict=True):
                 start, count = together[0].start, together[0].stop - together[0].start
                 addresses = [address_of(piece.memory) for piece in together]
+                into = [target.address + start * size for target in targets[:folded]]
                 if how is None:
-                    cuda.copy(first.address + start * size, addresses[0], count * size, stream)
+                    cuda.copy(into[0], addresses[0], count * size, stream)
                 else:
-                    fold = make_fold_spec(how, widen=True, finish=True)
-                    cuda.fold(fold, addresses, first.address + start * size, count, stream)
-            for target in targets[1:]:
-                cuda.copy(
-                    target.address + span.start * size, first.address + span.start * size, len(span) * size, stream
-                )
+                    cuda.fold(make_fold_spec(how, widen=True, finish=True), addresses, into, count, stream)
+            begin, nbytes = span.start * size, len(span) * size
+            for target in targets[folded:]:
+                cuda.copy(target.address + begin, targets[0].address + begin, nbytes, stream)
 
         self.submit(gpu, work)
         self.finish_submission()
@@ -266,7 +265,7 @@ class GpuTask:
             for together in zip(*group, strict=True):
                 addresses = [address_of(piece.memory) for piece in together]
                 start, count = together[0].start, together[0].stop - together[0].start
-                cuda.fold(fold, addresses, scratch.address + (start - first) * size, count, stream)
+                cuda.fold(fold, addresses, [scratch.address + (start - first) * size], count, stream)
             cuda.copy(to, scratch.address, nbytes, stream)
 
         self.submit(gpu, work)

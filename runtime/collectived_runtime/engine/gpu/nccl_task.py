@@ -170,7 +170,7 @@ class NcclTask(MultiGpuTask):
         output = wanted[0].address if wanted else self.allocate_scratch(share.gpu, self.result_bytes).address
         spec, cuda, count = make_fold_spec(how, finish=True), share.gpu.cuda, len(self.task.span)
         share.output = output
-        share.steps.append(lambda stream: cuda.fold(spec, [scratch], output, count, stream))
+        share.steps.append(lambda stream: cuda.fold(spec, [scratch], [output], count, stream))
 
     def _add_delivery(self) -> tuple[Array, list[Region]] | None:
         """Adds copies to all that want the result on a GPU that has it.

@@ -18,12 +18,13 @@ from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import DType, ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic, unsupported_reason
 from collectived_runtime.device.cuda.driver import FoldSpec
-from collectived_runtime.device.cuda.kernels import generate_source
+from collectived_runtime.device.cuda.kernels import PACK_BYTES, generate_source, pack_width
 from collectived_runtime.plan.packing import result_dtype
 
 COMPILER = shutil.which("g++")
-COUNT = 1000  # elements
+COUNT = 1003  # elements: no whole number of packs
 PAIRS = [(op, dtype) for op, dtype in itertools.product(ReduceOp, DType) if not unsupported_reason(op, dtype)]
+FORMS = ((3, 2), (3, 1), (1, 2))  # sources and outputs of the three folds
 _ON_THE_HOST = """
 #include <cstring>
 #define __device__ static inline
@@ -31,14 +32,16 @@ _ON_THE_HOST = """
 struct { unsigned x; } static gridDim = {1}, blockDim = {1}, blockIdx = {0}, threadIdx = {0};
 """
 _ENTRY = """
-extern "C" void %s(const void **at, void *out, unsigned long long length, double contributions) {
-    Sources sources;
-    for (int i = 0; i < %d; i++) sources.at[i] = decltype(sources.at[0] + 0)(at[i]);
-    fold(sources, (Out *)out, length, contributions);
+extern "C" void %s(const void **at, void **outs, Count length, Count packs, double contributions) {
+    Rows rows;
+    for (int i = 0; i < %d; i++) rows.sources[i] = (const Source *)at[i];
+    for (int i = 0; i < %d; i++) rows.outs[i] = (Out *)outs[i];
+    fold(rows, length, packs, contributions);
 }
 """
 
-Folder = Callable[[FoldSpec, Sequence[NDArray[Any]], NDArray[Any]], None]
+# Sources, outputs, and whether they are taken as packs.
+Folder = Callable[[FoldSpec, Sequence[NDArray[Any]], Sequence[NDArray[Any]], bool], None]
 
 
 def folds(op: ReduceOp, dtype: DType, ranks: int) -> tuple[FoldSpec, FoldSpec, FoldSpec]:
@@ -57,27 +60,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     if COMPILER is None:
         pytest.skip("g++ is not installed, which compiles the kernels for the host")
     place: Path = tmp_path_factory.mktemp("kernels")
-    names: dict[tuple[FoldSpec, int], str] = {}
+    names: dict[FoldSpec, str] = {}
     parts = [_ON_THE_HOST]
     for op, dtype in PAIRS:
-        for number, (fold, count) in enumerate(zip(folds(op, dtype, 3), (3, 3, 1), strict=True)):
+        for number, (fold, (count, outs)) in enumerate(zip(folds(op, dtype, 3), FORMS, strict=True)):
             name = f"{op.value}_{dtype.label}_{number}"
-            names[fold, count] = name
-            text = generate_source(fold, count).replace('extern "C" __global__', "static")
-            parts.append(f"namespace of_{name} {{\n{text}\n{_ENTRY % (name, count)}\n}}\n")
+            names[fold] = name
+            text = generate_source(fold, count, outs).replace('extern "C" __global__', "static")
+            parts.append(f"namespace of_{name} {{\n{text}\n{_ENTRY % (name, count, outs)}\n}}\n")
     (place / "kernels.cpp").write_text("".join(parts))
     library = place / "kernels.so"
     line = [COMPILER, "-O1", "-fwrapv", "-ffp-contract=off", "-w", "-shared", "-fPIC", "-o", str(library)]
     subprocess.run([*line, str(place / "kernels.cpp")], check=True, timeout=50)
     loaded = ctypes.CDLL(str(library))
 
-    def fold_on_host(fold: FoldSpec, sources: Sequence[NDArray[Any]], out: NDArray[Any]) -> None:
-        addresses = (ctypes.c_void_p * len(sources))(*(one.ctypes.data for one in sources))
-        function = loaded[names[fold, len(sources)]]
-        function(
-            addresses,
-            ctypes.c_void_p(out.ctypes.data),
-            ctypes.c_ulonglong(len(out)),
+    def fold_on_host(
+        fold: FoldSpec, sources: Sequence[NDArray[Any]], outs: Sequence[NDArray[Any]], packed: bool
+    ) -> None:
+        assert not packed or all(one.ctypes.data % PACK_BYTES == 0 for one in (*sources, *outs))
+        loaded[names[fold]](
+            (ctypes.c_void_p * len(sources))(*(one.ctypes.data for one in sources)),
+            (ctypes.c_void_p * len(outs))(*(one.ctypes.data for one in outs)),
+            ctypes.c_ulonglong(COUNT),
+            ctypes.c_ulonglong(COUNT // pack_width(fold) if packed else 0),
             ctypes.c_double(fold.contributions),
         )
 
@@ -110,25 +115,35 @@ def same(got: NDArray[Any], expected: NDArray[Any]) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("packed", [False, True], ids=["elements", "packs"])
 @pytest.mark.parametrize(("op", "dtype"), PAIRS, ids=lambda one: one.value if isinstance(one, ReduceOp) else one.label)
-def test_a_kernel_gives_the_bits_that_the_host_gives(op: ReduceOp, dtype: DType, folder: Folder) -> None:
+def test_a_kernel_gives_the_bits_that_the_host_gives(op: ReduceOp, dtype: DType, packed: bool, folder: Folder) -> None:
     arithmetic = Arithmetic(op, dtype, result_dtype(dtype, op), 3)
     sources = [values(dtype, seed) for seed in range(3)]
     expected = np.empty(COUNT, to_numpy(arithmetic.result_dtype))
     arithmetic.combine(sources, expected)
     at_once, gather, finish = folds(op, dtype, 3)
 
-    out = np.empty_like(expected)
-    folder(at_once, sources, out)
-    assert same(out, expected)
+    outs = [np.empty_like(expected) for _ in range(2)]
+    folder(at_once, sources, outs, packed)
+    assert all(same(out, expected) for out in outs)
 
     partials = arithmetic.view_partials(np.empty(COUNT * arithmetic.partial_bytes, np.uint8), COUNT)
-    folder(gather, sources, partials)
+    folder(gather, sources, [partials], packed)
     known = np.empty_like(partials)
     arithmetic.fold_all(sources, known)
     assert same(partials, known)
-    folder(finish, [partials], out)
-    assert same(out, expected)
+    outs = [np.empty_like(expected) for _ in range(2)]
+    folder(finish, [partials], outs, packed)
+    assert all(same(out, expected) for out in outs)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["elements", "packs"])
+def test_a_result_may_replace_a_source(packed: bool, folder: Folder) -> None:
+    sources = [values(DType.INT32, seed) for seed in range(3)]
+    expected = sources[0] + sources[1] + sources[2]
+    folder(folds(ReduceOp.SUM, DType.INT32, 3)[0], sources, [sources[1], sources[2]], packed)
+    assert (sources[1] == expected).all() and (sources[2] == expected).all()
 
 
 def test_the_kernels_compile_for_a_gpu() -> None:
@@ -140,5 +155,5 @@ def test_the_kernels_compile_for_a_gpu() -> None:
     except RuntimeError as error:
         pytest.skip(f"NVRTC is not installed, which compiles for GPUs: {error}")
     for op, dtype in PAIRS:
-        for fold, count in zip(folds(op, dtype, 3), (2, 3, 1), strict=True):
-            assert b".entry fold" in compiler.compile_ptx(generate_source(fold, count), (9, 0))
+        for fold, (count, outs) in zip(folds(op, dtype, 3), FORMS, strict=True):
+            assert b".entry fold" in compiler.compile_ptx(generate_source(fold, count, outs), (9, 0))
