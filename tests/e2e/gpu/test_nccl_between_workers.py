@@ -19,6 +19,7 @@ from tests.fakes.client_cuda import FakeClientCuda
 
 import collectived as cd
 from collectived.gpu import driver
+from collectived_proto.all_reduce_spec import ALGORITHMS
 from collectived_proto.errors import FailedPreconditionError
 from collectived_runtime.device.nccl.binding import load_binding
 
@@ -121,6 +122,21 @@ def test_many_of_many_sizes_come_out_right(either: Cluster) -> None:
             assert (np.asarray(found) == 2 * (n % 91)).all()
 
     either.run(2, body, device="GPU:0")
+
+
+@pytest.mark.parametrize("spec", ALGORITHMS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int64], ids=lambda dtype: np.dtype(dtype).name)
+def test_every_algorithm_of_a_spec_reduces_over_the_gpus_of_two_workers(either: Cluster, spec: str, dtype: Any) -> None:
+    devices = tuple(f"/job:worker/replica:0/task:{task}/device:GPU:0" for task in range(2))
+    values = [(np.arange(60) % 7 + 2 * task).astype(dtype) for task in range(2)]
+    with cd.connect(either.addresses[0]) as session:
+        ops = cd.MultiWorkerAllReduce(["/task:0", "/task:1"], 1, (spec, 2, -1), session=session)
+        parts = cd.PerReplica(values, devices)
+        for op, exact in (("sum", np.sum(values, axis=0)), ("mean", np.mean(np.asarray(values, np.float64), axis=0))):
+            found = ops.reduce(op, parts, parts)
+            assert found.devices == devices
+            for component in found.values:
+                assert (np.asarray(component) == exact.astype(component.dtype)).all()
 
 
 def test_several_groups_over_the_same_gpus_called_in_opposite_orders(either: Cluster) -> None:
