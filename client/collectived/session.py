@@ -194,7 +194,7 @@ class Session:
         def take(joined: JoinedGroup) -> Group:
             room = self._find_device_memory(joined.group.members[joined.rank].device)
             route, describe = self._transport.open_channel(joined)
-            prepared = PreparedCallCache(describe, self._memory, joined.rank, room)
+            prepared = PreparedCallCache(describe, self._memory, joined.rank, room, joined.group.size)
             entered.append(enter(JoinedRank(joined.group, joined.rank, route, prepared)))
             return entered[0]
 

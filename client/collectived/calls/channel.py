@@ -33,6 +33,7 @@ from collectived.calls.call import ALL_PACKS, Call
 from collectived.calls.callbacks import Callbacks
 from collectived.calls.described_call import DescribedCall
 from collectived.calls.device_call import DeviceCall
+from collectived.calls.device_rows_call import DeviceRowsCall
 from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL, LeaderFollower
 from collectived.calls.local_failure import classify_failure
 from collectived.calls.prepare import PreparedCall
@@ -110,7 +111,8 @@ class RankChannel(ABC):
             located: where each leaf lies in worker memory; None where no leaf does.
         """
         if prepared.device_area is not None:
-            return DeviceCall(prepared, arrays, located, spec)
+            kind = DeviceCall if prepared.result_spec is None else DeviceRowsCall
+            return kind(prepared, arrays, located, spec)
         return (Call if prepared.result_spec is None else DescribedCall)(prepared, arrays, located, spec)
 
     def expect_wait(self, call: Call) -> None:

@@ -41,6 +41,7 @@ class DeviceCall(Call):
     has_input_event = True
     __slots__ = (
         "_came_from_elsewhere",
+        "_device_result",
         "_out_streams",
         "_waiting_streams",
         "_input_streams",
@@ -66,16 +67,17 @@ class DeviceCall(Call):
         self._waiting_streams: list[int] = []  # by leaf, the streams that wait for it
         self._out_streams: dict[int, int] = {}  # by leaf of `out`, the stream on which it is copied there
         self._output_slot: Any = None  # where the worker may be writing
+        self._device_result: Any = None  # the same, until the result has been collected
         self.is_stream_ordered = False
         self.output = None
 
     def reserve_output(self, patience: float) -> None:
         prepared = self.prepared
         if prepared.device_area is not None and prepared.receives:
-            self._output_slot = self.result_buffer = prepared.device_area.acquire_output(
-                prepared.layout.result_bytes, patience
+            self._output_slot = self._device_result = prepared.device_area.acquire_output(
+                prepared.device_bytes, patience
             )
-            self.output = self.result_buffer.address
+            self.output = self._output_slot.address
 
     def export_inputs(
         self, located: list[ArenaAddress | None] | None, patience: float
@@ -193,6 +195,10 @@ class DeviceCall(Call):
                 with _map_driver_errors("the stream that is current now cannot wait for its result", out_intact=False):
                     self._device_area.wait_stream(current, stream)
 
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._device_result = None
+
     def _current_stream(self, index: int) -> int:
         if self.out is None:
             raise InternalError(f"{self.prepared.op} has no `out`")  # nothing is copied there then
@@ -216,10 +222,10 @@ class DeviceCall(Call):
 
     def _result_array(self, index: int, stream: int) -> DeviceArray:
         """A leaf of the result, where the worker has written it, for use on a stream."""
-        if self.result_buffer is None:
+        if self._device_result is None:
             raise InternalError(f"{self.prepared.op} has no result")  # it is made with a place for it
         offset, dtype, shape = self.prepared.result_locations[index]
-        found = self._device_area.array(self.result_buffer, offset, shape, dtype)
+        found = self._device_area.array(self._device_result, offset, shape, dtype)
         found.stream = stream
         return found
 
@@ -233,7 +239,7 @@ class DeviceCall(Call):
         if self._is_on_rank_gpu(into):
             found = self._result_array(index, current or into.stream)
             into.assign(found)
-            self._device_area.record_stream(self.result_buffer, found.stream)
+            self._device_area.record_stream(self._device_result, found.stream)
             self._out_streams[index] = found.stream
         elif isinstance(into, DeviceArray):
             into.assign(self._fetch_leaf_to_host(index))

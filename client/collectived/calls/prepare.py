@@ -40,12 +40,11 @@ from collectived.values.leaves import (
 )
 from collectived.values.sparse import expand_slices
 from collectived_proto.deadline import Deadline
+from collectived_proto.device_results import is_carried_on_gpus, lay_out_device_rows
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import (
-    AllReduce,
     AxisOperation,
-    Broadcast,
     Collective,
     Compression,
     Gather,
@@ -64,7 +63,6 @@ _MAX_CACHED_VIEWS = 64  # places in one memory of results whose views are kept; 
 _FEW = 8  # leaves that are read where they lie, however small
 _SMALL_BYTES = 16 << 10  # a leaf of this size is copied as quickly as its address is followed
 _MAX_DIRECT_LEAVES = 8191  # addresses that fit in one message, beside that of the result
-_DEVICE_OPERATIONS = (AllReduce, Reduce, Broadcast)  # what is carried from and to GPUs
 
 
 class FlatValue(NamedTuple):
@@ -137,7 +135,10 @@ def move_value_axis_first(operation: AxisOperation, value: FlatValue) -> tuple[A
             f"{path} is IndexedSlices, which {operation} does not take: all_reduce, reduce, broadcast and send do; "
             "give its values and indices as arrays"
         )
-    operation, arrays = axes.move_axis_first(operation, value.spec, fetch_value_to_host(value).arrays)
+    operation = axes.resolve_axis(operation, value.spec, value.arrays)
+    if operation.axis == 0:
+        return operation, value  # it may stay on a GPU
+    arrays = axes.move_axis_first(operation.axis, fetch_value_to_host(value).arrays)
     metas = [(kind, dtype, array.shape) for (kind, dtype, _), array in zip(value.leaf_types, arrays, strict=True)]
     return operation, FlatValue(value.spec, arrays, tuple(metas))
 
@@ -166,13 +167,15 @@ class PreparedCall:
         is_p2p: whether it is numbered apart from the group's instances.
         is_cached: whether it is still found by its signature.
         device_area: of the GPU from and to which it is carried; None: it is carried from and to the host.
+        device_bytes: of its result there.
         needs_host_copy: whether its arrays must come from GPUs to the host first.
     """
 
     __slots__ = (
         "is_cached", "reads_in_place", "needs_host_copy", "result_spec", "id", "kinds", "layout", "memory",
         "is_native_order", "op", "accepts_any", "contributes", "pack_count", "is_p2p", "receives", "result_locations",
-        "collective", "description", "device_area", "segment_program", "site", "spec", "staging_locations",
+        "collective", "description", "device_area", "device_bytes", "segment_program", "site", "spec",
+        "staging_locations",
     )  # fmt: skip
 
     def __init__(
@@ -183,10 +186,14 @@ class PreparedCall:
         memory: StagingArea,
         rank: int,
         room: DeviceStagingArea | None = None,
+        size: int = 1,
     ) -> None:
-        carried = (
-            isinstance(collective.operation, _DEVICE_OPERATIONS) and not collective.open and bool(collective.leaves)
-        )
+        """`size` is that of the group, which a `room` on a GPU needs."""
+        carried = room is not None and is_carried_on_gpus(collective)
+        if isinstance(collective.operation, AxisOperation):  # where all of it is on the host it stays there
+            carried = (
+                carried and collective.operation.axis == 0 and any(kind.is_device for kind, _, _ in value.leaf_types)
+            )
         self.device_area = room if carried else None
         self.needs_host_copy = self.device_area is None and any(kind.is_device for kind, _, _ in value.leaf_types)
         self.id = description.id
@@ -212,11 +219,16 @@ class PreparedCall:
         self.pack_count = 1 if self.accepts_any else len(layout.packs)
         self.staging_locations: list[LeafLocation] = []
         self.result_locations: list[LeafLocation] = []
+        rows = lay_out_device_rows(collective, layout, rank, size) if carried else None
+        self.device_bytes = layout.result_bytes if rows is None else rows.nbytes
         for leaf, place in zip(collective.leaves, layout.places, strict=True):
-            pack = layout.packs[place.pack]
+            pack, shape = layout.packs[place.pack], leaf.shape
             given, got = to_numpy(pack.dtype), to_numpy(pack.result_dtype)
-            self.staging_locations.append((pack.staging_offset + place.offset * given.itemsize, given, leaf.shape))
-            self.result_locations.append((pack.result_offset + place.offset * got.itemsize, got, leaf.shape))
+            self.staging_locations.append((pack.staging_offset + place.offset * given.itemsize, given, shape))
+            at = pack.result_offset + place.offset * got.itemsize
+            if rows is not None:
+                at, shape = rows.offsets[place.pack], (rows.rows[place.pack], *shape[1:])
+            self.result_locations.append((at, got, shape))
         self.result_spec = self._form(operation)
 
     def _form(self, operation: Operation) -> ResultSpec | None:
@@ -265,13 +277,14 @@ class PreparedCallCache:
     """The latest prepared collectives of one group. Calls in flight keep theirs beyond that."""
 
     def __init__(
-        self, describe: Describe, memory: StagingArea, rank: int, room: DeviceStagingArea | None = None
+        self, describe: Describe, memory: StagingArea, rank: int, room: DeviceStagingArea | None = None, size: int = 1
     ) -> None:
-        """`room` is on the rank's own GPU, if it is on one."""
+        """`room` is on the rank's own GPU, if it is on one; `size` is that of its group."""
         self._describe = describe
         self._memory = memory
         self._device_area = room
         self._rank = rank
+        self._size = size
         self._lock = threading.Lock()  # over changes of `_known`
         self._known: dict[Hashable, PreparedCall] = {}
 
@@ -302,7 +315,8 @@ class PreparedCallCache:
             collective = _collective(operation, value, options, site, special)
             description = self._describe_to_worker(collective, deadline)
             try:
-                prepared = PreparedCall(description, collective, value, self._memory, self._rank, self._device_area)
+                where = self._memory, self._rank, self._device_area, self._size
+                prepared = PreparedCall(description, collective, value, *where)
             except (ValueError, IndexError) as error:
                 raise InternalError(f"the worker's layout does not fit {operation} from {site}: {error}") from error
             if whole and nest.has_custom_classes(value.spec) and not isinstance(operation, Send):

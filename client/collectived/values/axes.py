@@ -40,11 +40,11 @@ def check_sizes(sizes: Iterable[SupportsIndex] | None, size: int) -> tuple[int, 
     return rows
 
 
-def move_axis_first(operation: AxisOperation, spec: Spec, arrays: Sequence[Array]) -> tuple[AxisOperation, list[Array]]:
-    """The arrays with the operation's axis first, and the operation as ranks compare it.
+def resolve_axis(operation: AxisOperation, spec: Spec, arrays: Sequence[Array]) -> AxisOperation:
+    """The operation as ranks compare it; of the arrays it is only asked which axes they have.
 
     A negative axis is counted from the front where all arrays agree on what it means, but not of a scatter, for only
-    its root has arrays. What is 0-d and to be gathered stays as it is: the worker tells all ranks.
+    its root has arrays. What is 0-d and to be gathered is let pass: the worker tells all ranks.
 
     Raises:
         ValueError: an array has no such axis, or not as many rows as `sizes` hands out. The others are not told: this
@@ -62,9 +62,12 @@ def move_axis_first(operation: AxisOperation, spec: Spec, arrays: Sequence[Array
     if axis < 0 and not isinstance(operation, Scatter) and len({array.ndim for array in arrays}) == 1:
         axis += arrays[0].ndim
         operation = replace(operation, axis=axis)
-    if axis == 0:
-        return operation, list(arrays)
-    return operation, [np.moveaxis(array, axis, 0) if array.ndim else array for array in arrays]
+    return operation
+
+
+def move_axis_first(axis: int, arrays: Sequence[Array]) -> list[Array]:
+    """The arrays with that axis first; what is 0-d stays as it is."""
+    return [np.moveaxis(array, axis, 0) if axis and array.ndim else array for array in arrays]
 
 
 def _explain_missing_axis(array: Array, axis: int) -> str:

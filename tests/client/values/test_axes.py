@@ -15,7 +15,8 @@ from collectived_proto.types import AllGather, AllToAll, AxisOperation, Gather, 
 
 def moved(operation: AxisOperation, value: Any) -> tuple[AxisOperation, list[Array]]:
     spec, leaves = nest.flatten(value)
-    return axes.move_axis_first(operation, spec, leaves)
+    operation = axes.resolve_axis(operation, spec, leaves)
+    return operation, axes.move_axis_first(operation.axis, leaves)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
@@ -71,7 +72,7 @@ def test_what_cannot_be_cut_is_refused_with_its_path(operation: AxisOperation, v
 
 
 def test_what_is_0d_and_gathered_stays_as_it_is_for_all_ranks_are_told() -> None:
-    operation, arrays = axes.move_axis_first(AllGather(1), nest.flatten([1, 2])[0], [np.array(3), np.zeros((2, 5))])
+    operation, arrays = moved(AllGather(1), [np.array(3), np.zeros((2, 5))])
     assert operation == AllGather(1) and [array.shape for array in arrays] == [(), (5, 2)]
 
 

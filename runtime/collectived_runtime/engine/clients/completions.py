@@ -46,7 +46,8 @@ class Completions:
             begin = slot.offset + len(program.header)
             done = messages.Completion(number, pack, last, True, slot.arena.number, begin, slot.number)
             for rank, offset in program.header_offsets.items():
-                self._send_and_record((rank,), number, done._replace(offset=slot.offset + offset).encode())
+                if rank in readers:
+                    self._send_and_record((rank,), number, done._replace(offset=slot.offset + offset).encode())
             knowing = (
                 [rank for rank in readers if rank not in program.header_offsets] if program.header_offsets else readers
             )

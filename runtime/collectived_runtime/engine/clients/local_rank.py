@@ -12,9 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from collectived_proto.device_results import is_carried_on_gpus
 from collectived_proto.ipc import messages
 from collectived_proto.ipc.arena import Arena
-from collectived_proto.types import AllReduce, Broadcast, DType, Member, Reduce
+from collectived_proto.types import DType, Member
 from collectived_runtime.device.gpus import Gpu, Region
 from collectived_runtime.engine.base.lent import MemoryHolder
 from collectived_runtime.engine.submit.contracts import PreparedCollective
@@ -27,7 +28,6 @@ _MAX_ITEMSIZE = max(dtype.itemsize for dtype in DType)
 HostOrGpuBytes = NDArray[np.uint8] | Region  # of the host, or of a GPU
 # (arena, offset, length in bytes) -> that memory; raises MalformedMessage where it is not the client's
 MemoryResolver = Callable[[int, int, int], HostOrGpuBytes]
-GPU_OPERATIONS = (AllReduce, Reduce, Broadcast)  # what is carried from and to the memory of GPUs
 
 
 class CompletionSink(Protocol):
@@ -236,7 +236,7 @@ class InputBuffers:
                 raise messages.MalformedMessage(f"a submission with {len(addresses)} addresses for {len(sizes)} leaves")
             self._parts = [look(arena, offset, size) for size, (arena, offset) in zip(sizes, addresses, strict=True)]
         if submission.output is not None:
-            output = memory(*submission.output, prepared.layout.result_bytes)
+            output = memory(*submission.output, prepared.device_bytes)
             if not isinstance(output, Region):
                 raise messages.MalformedMessage("a result that is to be written into memory of the host")
             self.output = output
@@ -254,8 +254,15 @@ class InputBuffers:
                 raise messages.MalformedMessage(
                     f"{prepared.op} with elements of {width} bytes at an address that is no multiple"
                 )
-        if prepared.collective.open or not isinstance(prepared.collective.operation, GPU_OPERATIONS):
+        if not is_carried_on_gpus(prepared.collective):
             raise messages.MalformedMessage(f"{prepared.op} with a value in the memory of a GPU")
+
+    def split_output(self) -> tuple[Region, ...]:
+        """Where each leaf of a result of rows is to be written, in order of packs; () where that is not on a GPU."""
+        rows, output = self.prepared.device_rows, self.output
+        if rows is None or output is None:
+            return ()
+        return tuple(output[start:stop] for start, stop in zip(rows.offsets, rows.ends, strict=True))
 
     def parts(self, pack_number: int) -> list[tuple[int, HostOrGpuBytes]]:
         """(offset in the pack in elements, bytes): all of the pack where it lies side by side, else by leaf."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectived_proto.codec import MAX_BYTES, collective_from_proto, collective_to_proto
+from collectived_proto.device_results import lay_out_device_rows
 from collectived_proto.errors import InvalidArgumentError
 from collectived_proto.ipc.messages import MAX_PACKS
 from collectived_proto.types import (
@@ -68,7 +69,8 @@ def prepare(collective: Collective, rank: int, topology: GroupTopology) -> Prepa
         )
     terms = digest(collective.open_contract()) if can_be_open(collective.operation) else b""
     op, flaw = str(collective.operation), explain_missing_axis(collective)
-    return PreparedCollective(collective, digest(collective.contract()), packs, op, terms, flaw)
+    rows = lay_out_device_rows(collective, packs, rank, topology.group.size)
+    return PreparedCollective(collective, digest(collective.contract()), packs, op, terms, flaw, rows)
 
 
 def _explain_pack_count(collective: Collective) -> str:

@@ -73,6 +73,24 @@ class Partition:
     width: int
     shares: tuple[Span, ...] = ()
 
+    def trace_result(self, rank: int, parts: Sequence[RowRange]) -> list[RowRange]:
+        """Which elements of `parts` the result of a local receiver has; `target` counts in that result alone."""
+        ordered = sorted((part for part in parts if part.stop > part.start), key=lambda part: part.target)
+        starts = [part.target for part in ordered]
+        found: list[RowRange] = []
+        ahead = 0
+        for start, rows in self.pieces[rank]:
+            stop = start + rows * self.width
+            for part in ordered[max(0, bisect_right(starts, start) - 1) :]:
+                if part.target >= stop:
+                    break
+                first, last = max(start, part.target), min(stop, part.target + part.stop - part.start)
+                if first < last:
+                    offset = part.start - part.target
+                    found.append(RowRange(part.rank, first + offset, last + offset, ahead + first - start))
+            ahead += stop - start
+        return found
+
     @property
     def is_in_order(self) -> bool:
         """Whether the leaves that are folded stand in wide order as they are."""

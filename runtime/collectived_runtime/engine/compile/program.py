@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from collectived_proto.device_results import DeviceRows
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import (
     AxisOperation,
@@ -146,6 +147,16 @@ class CompiledCollective:
     @property
     def algorithm(self) -> str:
         return self.tasks[0].algorithm
+
+    def fits_device_rows(self, rank: int, expected: DeviceRows | None) -> bool:
+        """Whether a rank gets as many rows of each leaf as it has room for on its GPU; True where it gets no rows."""
+        if expected is None:
+            return True
+        cuts = [task.partition for task in self.tasks]
+        return len(cuts) == len(expected.rows) and all(
+            cut is not None and sum(count for _, count in cut.pieces[rank]) == rows
+            for cut, rows in zip(cuts, expected.rows, strict=True)
+        )
 
     @property
     def reasons(self) -> dict[str, str]:

@@ -206,7 +206,7 @@ class GpuTask:
         for piece in pieces:
             into = mine[(piece.start - start) * itemsize : (piece.stop - start) * itemsize]
             if isinstance(piece.memory, Region):
-                self._fetch(piece.memory, into)
+                self.fetch(piece.memory, into)
             else:
                 yield from copy_in_stretches(_as_host_array(piece.memory), into)
         yield from self.wait_all()
@@ -249,7 +249,7 @@ class GpuTask:
             start, size = self.task.span.start, how.partial_bytes
             into = partials.view(np.uint8)
             for piece in group[0]:
-                self._fetch(_as_region(piece.memory), into[(piece.start - start) * size : (piece.stop - start) * size])
+                self.fetch(_as_region(piece.memory), into[(piece.start - start) * size : (piece.stop - start) * size])
             return
         scratch = gpu.scratch.acquire(partials.nbytes)
         self._scratch.append((gpu, scratch))
@@ -270,7 +270,8 @@ class GpuTask:
 
         self.submit(gpu, work)
 
-    def _fetch(self, source: Region, into: NDArray[np.uint8]) -> None:
+    def fetch(self, source: Region, into: NDArray[np.uint8]) -> None:
+        """Copies from a GPU to the host."""
         target = into.ctypes.data
         self.submit(source.gpu, lambda stream: source.gpu.cuda.copy(target, source.address, len(source), stream))
 

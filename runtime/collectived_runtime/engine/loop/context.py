@@ -10,6 +10,7 @@ import numpy as np
 
 from collectived_proto.ipc import messages
 from collectived_proto.types import Broadcast
+from collectived_runtime.device.gpus import Region
 from collectived_runtime.engine.base.arenas import ResultArenas, ResultSlot
 from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.base.poller import Poller
@@ -82,26 +83,32 @@ class RankResources:
             MemoryExhausted, OSError: there is no memory for a result slot.
         """
         readers, outputs, event = program.receivers, (), None
+        rows_outputs: dict[int, tuple[Region, ...]] = {}
         is_on_device = any([arrival.inputs.is_on_device for arrival in instance.arrivals.values()])
         if is_on_device:
-            written = {rank: instance.arrivals[rank].inputs for rank in readers}
-            outputs = tuple(inputs.output for inputs in written.values() if inputs.output is not None)
-            readers = tuple(rank for rank, inputs in written.items() if inputs.output is None)
-            ordered = {rank: inputs.output for rank, inputs in written.items() if inputs.is_stream_ordered}
-            ordered = {rank: output for rank, output in ordered.items() if output is not None}
+            inputs = {rank: instance.arrivals[rank].inputs for rank in readers}
+            written = {
+                rank: one.output
+                for rank, one in inputs.items()
+                if one.output is not None and program.fits_device_rows(rank, one.prepared.device_rows)
+            }
+            outputs = tuple(written.values())
+            rows_outputs = {rank: inputs[rank].split_output() for rank in written if inputs[rank].prepared.device_rows}
+            readers = tuple(rank for rank in readers if rank not in written)
+            ordered = {rank: output for rank, output in written.items() if inputs[rank].is_stream_ordered}
             if ordered:
                 event = self.stream_order.create_completion_event(instance.number, ordered, len(program.tasks))
         elif isinstance(instance.collective.operation, Broadcast):
             readers = tuple(rank for rank in readers if not instance.arrivals[rank].inputs.keeps_own)
         if not readers:
-            return Delivery((), None, None, outputs, is_on_device, event)
+            return Delivery((), None, None, outputs, is_on_device, event, rows_outputs=rows_outputs)
         slot = self.results.acquire(program.slot_bytes, readers)
         memory = slot.memory
         if program.header:
             memory[: len(program.header)] = np.frombuffer(program.header, np.uint8)
             memory = memory[len(program.header) :]
         parts = None if is_on_device else self._make_parts(instance, program, readers, slot)
-        return Delivery(readers, slot, memory, outputs, is_on_device, event, parts=parts)
+        return Delivery(readers, slot, memory, outputs, is_on_device, event, parts, rows_outputs=rows_outputs)
 
     def _make_parts(
         self, instance: Instance, program: CompiledCollective, readers: Iterable[int], slot: ResultSlot

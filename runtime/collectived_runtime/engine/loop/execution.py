@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ class Delivery:
             of their own.
         memory: of the slot, behind its header.
         outputs: that memory of their own, on GPUs.
+        rows_outputs: the same of operations that cut values or join them: by rank, of each leaf, in order of packs.
         is_on_device: whether any value or result lies on a GPU.
         completion_event: tells ranks that go on in stream order; None where none does.
         parts: tells ranks of parts of the result; None where none asked for that.
@@ -56,6 +57,7 @@ class Delivery:
     completion_event: CompletionEvent | None = None
     parts: ResultParts | None = None
     is_shared: bool = False
+    rows_outputs: Mapping[int, tuple[Region, ...]] = field(default_factory=dict)
 
 
 _NOTHING = Delivery()

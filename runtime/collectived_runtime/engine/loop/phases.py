@@ -25,6 +25,7 @@ from collectived_runtime.engine.gpu.gpu_task import GpuTask
 from collectived_runtime.engine.gpu.group_communicators import GroupCommunicators
 from collectived_runtime.engine.gpu.launch_agreement import AgreementContext, compute_peers
 from collectived_runtime.engine.gpu.nccl_task import with_grace_period
+from collectived_runtime.engine.gpu.rows_task import RowsTask
 from collectived_runtime.engine.loop.execution import Delivery, Execution
 from collectived_runtime.engine.loop.programs import ProgramCache
 from collectived_runtime.engine.run import host_task
@@ -190,11 +191,14 @@ class Phases:
                 delivery.completion_event,
                 partials,
                 delivery.parts,
+                delivery.rows_outputs,
             )
             nccl_task = self._communicators.create_task(context)
             if nccl_task is not None:
                 return with_grace_period(nccl_task.run(), self._tools.timers)
-            return GpuTask(context).run() if delivery.is_on_device else host_task.run(context)
+            if not delivery.is_on_device:
+                return host_task.run(context)
+            return (GpuTask if task.partition is None else RowsTask)(context).run()
 
         return Execution(instance, program, start, delivery)
 

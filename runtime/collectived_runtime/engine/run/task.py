@@ -1,7 +1,7 @@
 """What a task is handed: the program that it belongs to, memory, links, and the tools of its group loop.
 
-A task is a generator: it yields what it waits for, and is closed to stop it. Four executors carry tasks out:
-`run/host_task.py`, `gpu/gpu_task.py`, `gpu/nccl_task.py` and `gpu/hierarchical_task.py`.
+A task is a generator: it yields what it waits for, and is closed to stop it. Five executors carry tasks out:
+`run/host_task.py`, `gpu/gpu_task.py`, `gpu/rows_task.py`, `gpu/nccl_task.py` and `gpu/hierarchical_task.py`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class TaskContext:
         sources: what the contributing local ranks submitted, in rank order.
         result: the instance's result slot behind its header; None where no local rank reads the result there.
         outputs: memory of GPUs where the result is written, one region per rank that wants it there.
+        rows_outputs: the same where every rank has a result of its own: by rank, of each leaf, in order of packs.
         parts: tells the local ranks of parts of the result; None: nobody wants to know.
         partials: of each pack, where the local ranks have folded it themselves.
         completion_event: hears what has been submitted to GPUs; None where no rank goes on in stream order.
@@ -72,6 +73,7 @@ class TaskContext:
     completion_event: CompletionEvent | None = None
     partials: Sequence[NDArray[np.uint8]] = ()
     parts: ResultParts | None = None
+    rows_outputs: Mapping[int, tuple[Region, ...]] = field(default_factory=dict)
 
     @property
     def arithmetic(self) -> Arithmetic | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from collectived_proto.device_results import DeviceRows
 from collectived_proto.types import (
     Collective,
     Layout,
@@ -23,6 +24,7 @@ class PreparedCollective:
     op: str  # the operation as people read it
     terms: bytes = b""  # digest of what an open collective has to agree on too, where the operation may be open
     flaw: str = ""  # why it fails on all ranks, whatever the others submit
+    device_rows: DeviceRows | None = None  # where its rank has a result of rows on its GPU
     leaf_bytes: tuple[int, ...] = field(init=False, compare=False)
     staging_slices: tuple[slice, ...] = field(init=False, compare=False)  # of each pack, its bytes in a staging slot
     single_leaf: tuple[int | None, ...] = field(init=False, compare=False)  # of each pack that has but one, its number
@@ -41,6 +43,11 @@ class PreparedCollective:
         }
         for name, value in facts.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def device_bytes(self) -> int:
+        """Of its rank's result, in memory of its own on a GPU."""
+        return self.layout.result_bytes if self.device_rows is None else self.device_rows.nbytes
 
     def matches(self, other: PreparedCollective) -> bool:
         """Whether both may be the same instance: equal contracts, or equal terms where one takes what comes."""

@@ -17,11 +17,12 @@ from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
 from collectived_proto.numpy_types import from_numpy
 from collectived_proto.types import (
-    AllGather,
     AllReduce,
+    AllToAll,
     Broadcast,
     Collective,
     DType,
+    Gather,
     GroupInfo,
     Leaf,
     Member,
@@ -119,6 +120,16 @@ class Party:
         )
         one.next += 1
         one.doorbell.send(ring.encode())
+
+    def rows(self, rank: int, dtype: Any, done: messages.Completion) -> NDArray[Any]:
+        """The only leaf of a result of rows, flat, wherever it is."""
+        one = self.world.ranks[rank]
+        if done.has_result:
+            (found,) = one.outlined(done, dtype)
+            return np.ravel(found)
+        rows = one.local_rank.prepared[5].device_rows
+        assert rows is not None
+        return self.memory(rank, OUTPUT, rows.ends[0]).view(dtype)
 
     def result(self, rank: int, dtype: Any, count: int, done: messages.Completion) -> NDArray[Any]:
         kind = np.dtype(dtype)
@@ -398,7 +409,8 @@ def test_memory_is_freed_when_nobody_looks_into_it(party: Make) -> None:
 @pytest.mark.parametrize(
     ("operation", "output", "event", "why"),
     [
-        (AllGather(), None, 0, "in the memory of a GPU"),
+        (Gather(), None, 0, "in the memory of a GPU"),
+        (AllToAll(0, (10,)), None, 0, "in the memory of a GPU"),
         (AllReduce(ReduceOp.SUM), (HOST, 0), 0, "into memory of the host"),
         (AllReduce(ReduceOp.SUM), (GPU, ARENA_BYTES), 0, "bytes of"),
         (AllReduce(ReduceOp.SUM), (GPU, 0), 3, "event 3, which was never named"),
