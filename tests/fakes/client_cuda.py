@@ -118,7 +118,7 @@ class FakeClientCuda:
         places = [self._devices[base] for one in (target, source) for base in list(self.mapped) if self._in(one, base)]
         if any(place != device for place in places):
             raise CudaError("cuMemcpyAsync", INVALID, f"memory of GPUs {places} on a stream of GPU {device}")
-        there = any(self._in(source, base) for base in list(self.mapped))
+        there = any(self._in(source, base) for base in list(self.mapped)) or self._is_own(source)
         read = None if there else ctypes.string_at(source, nbytes)
 
         def copied() -> bool:
@@ -127,6 +127,10 @@ class FakeClientCuda:
             return True
 
         self._put(stream, copied)
+
+    def _is_own(self, address: int) -> bool:
+        told = [own.told for own in list(self._own.values())]
+        return any(one.address <= address < one.address + one.size for one in told)
 
     def _in(self, address: int, base: int) -> bool:
         return base <= address < base + len(self.mapped[base])

@@ -31,6 +31,9 @@ class FakeCupy(types.ModuleType):
             self.device = types.SimpleNamespace(id=0)
             self.data = types.SimpleNamespace(ptr=host.ctypes.data)
 
+        def view(self, dtype: Any) -> FakeCupy.ndarray:
+            return FakeCupy.ndarray(self.host.view(dtype), self.keep)
+
         @property
         def __cuda_array_interface__(self) -> dict[str, Any]:
             return dict(self.host.__array_interface__)

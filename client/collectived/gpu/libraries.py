@@ -20,6 +20,14 @@ from collectived.gpu.driver import get_cuda
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
+class _CudaInterfaceView:
+    """A `DeviceArray` as CuPy and PyTorch are to see it, which know no bfloat16 by this protocol."""
+
+    def __init__(self, array: DeviceArray, dtype: np.dtype[Any]) -> None:
+        self._array = array
+        self.__cuda_array_interface__ = array.interface(dtype)
+
+
 def stream_of_cupy(device: int) -> int:
     """The handle of the caller's current stream on a GPU."""
     cuda = sys.modules["cupy"].cuda
@@ -40,7 +48,11 @@ def to_cupy(array: DeviceArray | NDArray[Any], device: int) -> Any:
     """A CuPy array that looks into `array`, which it keeps; of one on the host, a copy on that device."""
     cupy = sys.modules["cupy"]
     with cupy.cuda.Device(device):
-        return cupy.asarray(array)
+        if array.dtype != _BFLOAT16:
+            return cupy.asarray(array)
+        bits = np.dtype(np.int16)
+        seen = _CudaInterfaceView(array, bits) if isinstance(array, DeviceArray) else array.view(bits)
+        return cupy.asarray(seen).view(_BFLOAT16)
 
 
 def stream_of_torch(device: int) -> int:
@@ -56,14 +68,6 @@ def from_torch(tensor: Any) -> DeviceArray:
     device = tensor.device.index
     stream = stream_of_torch(device)
     return DeviceArray(cuda, device, tensor.data_ptr(), tuple(tensor.shape), dtype, tensor, stream)
-
-
-class _CudaInterfaceView:
-    """A `DeviceArray` as PyTorch is to see it."""
-
-    def __init__(self, array: DeviceArray, dtype: np.dtype[Any]) -> None:
-        self._array = array
-        self.__cuda_array_interface__ = array.interface(dtype)
 
 
 def to_torch(array: DeviceArray | NDArray[Any], device: int) -> Any:
