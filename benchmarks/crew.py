@@ -31,12 +31,23 @@ class Failed(Exception):
 class Crew:
     """All ranks of one contestant, as many as `ranks`.
 
+    Args:
+        patience: seconds for an answer. start_patience: seconds for the ranks to start.
+
     Raises:
         Failed: it is not installed, or did not start in time.
     """
 
-    def __init__(self, contestant: Contestant, ranks: int) -> None:
+    def __init__(
+        self,
+        contestant: Contestant,
+        ranks: int,
+        patience: float = ANSWER_SECONDS,
+        start_patience: float = START_SECONDS,
+    ) -> None:
         self.contestant = contestant
+        self._patience = patience
+        self._start_patience = start_patience
         self.versions: dict[str, str] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="collectived-bench-")
         self._output = open(Path(self._folder.name) / "output", "w+b")  # noqa: SIM115
@@ -71,7 +82,7 @@ class Crew:
                     start_new_session=True,
                 )
                 self._children.append(child)
-            until = time.monotonic() + START_SECONDS
+            until = time.monotonic() + self._start_patience
             for _ in range(self.contestant.processes(ranks)):
                 self._admit(listener, ranks, until)
 
@@ -84,7 +95,7 @@ class Crew:
             except TimeoutError:
                 if time.monotonic() > until or any(child.poll() is not None for child in self._children):
                     raise Failed(f"its ranks did not start: {self._last_words()}") from None
-        connection.settimeout(ANSWER_SECONDS)
+        connection.settimeout(self._patience)
         lines = connection.makefile("rwb")
         self._connections.append(connection)
         hello = json.loads(lines.readline() or b"{}")
@@ -115,6 +126,11 @@ class Crew:
         if not all(answers):
             raise Failed(f"a rank ended at {order}: {self._last_words()}")
         return [json.loads(answer) for answer in answers]
+
+    def kill(self) -> None:
+        """Ends them at once."""
+        self._signal(signal.SIGKILL)
+        self.close()
 
     def close(self) -> None:
         """Ends the ranks by closing their sockets; those that do not end are terminated, and then killed."""

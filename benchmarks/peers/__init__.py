@@ -2,3 +2,5 @@
 
 OWNED = "session.empty"
 ORDINARY = "ordinary arrays"
+COPY, FOLD = "copy", "fold"  # of the GPU alone; `fold 4` folds four ranks
+TORCH, CUPY = "PyTorch", "CuPy"
