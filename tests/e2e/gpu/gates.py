@@ -69,7 +69,8 @@ class Gates:
         """
         if self._fake is not None:
             fake = self._fake
-            fake.held.add(stream)
+            if not ready:
+                fake.held.add(stream)
 
             def let_go() -> None:
                 fake.held.discard(stream)
