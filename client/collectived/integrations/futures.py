@@ -27,8 +27,22 @@ call_site.name_frameless("DDP backward")  # of threads of autograd, and of callb
 _settling = threading.local()  # `.depth` > 0: this thread calls what hangs on futures
 
 
-def make_future() -> Future:
-    return torch.futures.Future()
+def make_future(tensors: Any = ()) -> Future:
+    """A future of tensors. Where some lie on GPUs, streams wait for its value: whoever waits for the future, and what
+    hangs on it, does so on streams of its own, behind what stood on those of the thread that gave it.
+
+    Args:
+        tensors: a tensor, or lists of such, one within the other.
+    """
+    devices = sorted(gpus_of(tensors), key=lambda device: device.index)
+    return torch.futures.Future(devices=devices) if devices else torch.futures.Future()
+
+
+def gpus_of(tensors: Any) -> set[Any]:
+    """The GPUs on which some of these tensors lie, in lists or not."""
+    if isinstance(tensors, torch.Tensor):
+        return {tensors.device} if tensors.is_cuda else set()
+    return set().union(*map(gpus_of, tensors)) if isinstance(tensors, (list, tuple)) else set()
 
 
 def is_settling() -> bool:

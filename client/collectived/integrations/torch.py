@@ -30,19 +30,19 @@ def allreduce_hook(group: Group, options: CommunicationOptions | None = None) ->
 
     Returns:
         The hook: from a state, which it leaves alone, and a `torch.distributed.GradBucket` of float16, bfloat16,
-        float32 or float64 on the CPU, to a future of the bucket's buffer, which then holds the mean.
+        float32 or float64 on the CPU or a GPU, to a future of the bucket's buffer, which then holds the mean.
 
     Raises:
         CollectiveError: by `backward()`, if a collective has failed; the gradients are then invalid. The
             futures raise it too. The model can go on where the group can, else wrap it again for a new group.
-        TypeError: by `backward()`, if a bucket is not on the CPU.
+        TypeError: by `backward()`, if a bucket is sparse, or on another kind of device.
     """
 
     def hook(state: object, bucket: Any) -> Future:
         gradients = bucket.buffer()
-        future = make_future()
+        future = make_future(gradients)
         try:
-            array = writable_view(gradients)
+            array = gradients if gradients.is_cuda else writable_view(gradients)
             work = group.all_reduce("mean", array, options, async_op=True, out=array)
         except Exception as error:
             complete_future(future, gradients, error)

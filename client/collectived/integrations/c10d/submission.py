@@ -99,7 +99,7 @@ class Submission:
                 agree_on_name(options.store, options.group_id),
                 options.group_size,
                 rank=options.group_rank,
-                device=_own_device(session),
+                device=_own_device(session, options),
                 options=defaults,
                 timeout=options.timeout,
             ),
@@ -197,9 +197,17 @@ class Submission:
             _shared_session.release()
 
 
-def _own_device(session: Session) -> torch.device | None:
-    """The GPU that this process has chosen, where its worker offers GPUs; None: what the worker chooses."""
+def _own_device(session: Session, options: Any) -> torch.device | None:
+    """The GPU that this process has chosen, where its worker offers GPUs; None: what the worker chooses.
+
+    Before PyTorch 2.14 c10d does not tell which GPU a process group is bound to: there CUDA must be in use already.
+    """
     offers = any("GPU" in device for device in session.devices)
-    if not offers or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if not offers:
+        return None
+    bound = getattr(getattr(options, "process_group", None), "bound_device_id", None)
+    if bound is not None and bound.type == "cuda":
+        return torch.device(bound)
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None
     return torch.device("cuda", torch.cuda.current_device())

@@ -97,6 +97,8 @@ class TensorTarget:
 
     def settle(self) -> None:
         """The result is in `leaf`."""
+        if self._tensors and self.flat.is_cuda:  # its memory was that of another stream, which may get it back
+            self.flat.record_stream(torch.cuda.current_stream(self.flat.device))
         start = 0
         for tensor in self._tensors:
             end = start + carried_length(tensor)

@@ -9,11 +9,19 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from collectived.integrations.c10d.errors import translate
 from collectived.integrations.c10d.lifetime import LOSES_WORKS, keep, release
-from collectived.integrations.futures import Future, complete_future, is_settling, make_future, queue_after_backward
+from collectived.integrations.futures import (
+    Future,
+    complete_future,
+    gpus_of,
+    is_settling,
+    make_future,
+    queue_after_backward,
+)
 from collectived.work import Work, peek_failure
 from collectived_proto.errors import CollectiveError
 
@@ -47,7 +55,7 @@ class CompletedWork(dist._Work):  # type: ignore[misc]  # torch is not there for
 
     def get_future(self) -> Future:
         release(self)
-        future = make_future()
+        future = make_future(self._result)
         future.set_result(self._result)
         return future
 
@@ -77,7 +85,7 @@ class FailedWork(dist._Work):  # type: ignore[misc]
 
     def get_future(self) -> Future:
         release(self)
-        future = make_future()
+        future = make_future(self._result)
         complete_future(future, self._result, self._error)
         queue_after_backward(future, lambda: None)
         return future
@@ -96,6 +104,7 @@ class PendingWork(dist._Work):  # type: ignore[misc]
         self._result = result
         self._lock = threading.Lock()
         self._finished = False
+        self._finish_events: list[tuple[Any, Any]] = []  # GPUs, and events behind what was done with the results there
         self._error: BaseException | None = None
         self._future: Future | None = None
         self._claimed = False  # somebody gives the future its value
@@ -121,6 +130,9 @@ class PendingWork(dist._Work):  # type: ignore[misc]
                 if self._finish is not None:
                     self._put_in_place(self._finish, results)
                 self._finished = True
+            else:
+                for gpu, event in self._finish_events:
+                    torch.cuda.current_stream(gpu).wait_event(event)
         return True
 
     def _put_in_place(self, finish: Finish, results: list[Any]) -> None:
@@ -129,6 +141,8 @@ class PendingWork(dist._Work):  # type: ignore[misc]
         except Exception as error:  # of this rank alone
             self._error = error
             raise
+        # On the streams of this thread: other threads that wait have others.
+        self._finish_events = [(gpu, torch.cuda.current_stream(gpu).record_event()) for gpu in gpus_of(self._result)]
 
     def is_completed(self) -> bool:
         """Whether it has ended; only looks where it has failed.
@@ -188,7 +202,7 @@ class PendingWork(dist._Work):  # type: ignore[misc]
         with self._lock:
             if self._future is not None:
                 return self._future
-            future = self._future = make_future()
+            future = self._future = make_future(self._result)
         if is_settling():
             self._settle()
             return future
