@@ -102,7 +102,7 @@ class Execution:
         for channel, queue in self._queues.items():
             active = self._active_tasks.get(channel)
             if active is None:
-                if not queue or (found := links.get(queue[0].peers, channel)) is None:
+                if not queue or (found := links.get(queue[-1].peers, channel)) is None:
                     continue
                 task = queue.pop()
                 active = self._active_tasks[channel] = _ActiveTask(
