@@ -3,6 +3,7 @@
 Ranks may be in several processes, for the worker that mints an id has a thread per communicator. Over a `FakeCuda` a
 collective is a kernel: it begins when its stream comes to it, the stream goes on when all ranks have come, and where
 one is gone it never does, which `ready` tells and `abort` ends. Devices, streams and addresses must belong together.
+What is sent and received in a group is one kernel too, for which all ranks have to come.
 Without one, addresses are of host memory, and a collective takes effect while its communicator is in progress. Nothing
 waits for others but `init` with `blocking`, and an `abort` that a test holds up.
 """
@@ -18,6 +19,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from collectived_runtime.device.nccl.handles import HandleTable
 from collectived_runtime.device.nccl.interface import (
     UNIQUE_ID_BYTES,
     Capabilities,
+    NcclBlock,
     NcclBuffers,
     NcclDataType,
     NcclError,
@@ -97,6 +100,7 @@ class FakeNccl:
         self.inits: list[int] = []  # ranks for which one was begun
         self.freed: list[tuple[str, int]] = []  # how, and which rank
         self.calls: list[tuple[str, int]] = []  # kind and count
+        self._groups = threading.local()  # `open`: what a thread has called in its group; none: it has none
 
     def version(self) -> int:
         return 22809
@@ -122,7 +126,7 @@ class FakeNccl:
             raise NcclRemoteError(NcclResult.REMOTE_ERROR, "init", str(error)) from None
         self._open.append(connection)
         connection.setblocking(False)
-        number = self._ends.add(_End(connection, rank))
+        number = self._ends.add(_End(connection, rank, size))
         end = self._ends[number]
         end.device = self._cuda.current() if self._cuda is not None else -1
         end.ask(_HELLO.pack(size, rank), view_of(bytearray(len(_GO))))
@@ -156,6 +160,57 @@ class FakeNccl:
     def broadcast(self, buffers: NcclBuffers, root: int, communicator: int, stream: int) -> None:
         self._call(b"broadcas", buffers, NcclOperation.SUM, root, communicator, stream)
 
+    def all_gather(self, buffers: NcclBuffers, communicator: int, stream: int) -> None:
+        self._call(b"all_gath", buffers, NcclOperation.SUM, -1, communicator, stream)
+
+    def reduce_scatter(self, buffers: NcclBuffers, op: NcclOperation, communicator: int, stream: int) -> None:
+        self._call(b"reduce_s", buffers, op, -1, communicator, stream)
+
+    def send(self, block: NcclBlock, peer: int, communicator: int, stream: int) -> None:
+        self._post("send", block, peer, communicator, stream)
+
+    def recv(self, block: NcclBlock, peer: int, communicator: int, stream: int) -> None:
+        self._post("recv", block, peer, communicator, stream)
+
+    def group_start(self) -> None:
+        self._groups.open = []
+
+    def group_end(self) -> None:
+        posted, self._groups.open = self._groups.open, None
+        if posted:
+            self._exchange(posted)
+
+    def _post(self, kind: str, block: NcclBlock, peer: int, communicator: int, stream: int) -> None:
+        if getattr(self._groups, "open", None) is None:
+            raise NcclUsageError(NcclResult.INVALID_USAGE, kind, "the fake sends and receives in groups alone")
+        self._check_call(kind, block.elements, communicator)
+        self._groups.open.append(_Post(kind, block, peer, communicator, stream))
+
+    def _exchange(self, posted: list[_Post]) -> None:
+        (communicator,), (stream,) = {one.communicator for one in posted}, {one.stream for one in posted}
+        cuda, end = self._cuda, self._ends[communicator]
+        assert cuda is not None, "groups are for streams"
+        by_peer = sorted(posted, key=lambda one: one.peer)  # in the order of calls for each
+        places = [(one, cuda.reachable(one.block.address, one.nbytes, stream)) for one in by_peer]
+        sizes = [
+            sum(one.nbytes for one in posted if (one.kind, one.peer) == ("send", peer)) for peer in range(end.size)
+        ]
+        into = view_of(bytearray(sum(one.nbytes for one in posted if one.kind == "recv")))
+
+        def read() -> bytes:
+            sent = [place.tobytes() for one, place in places if one.kind == "send"]
+            return b"".join((struct.pack(f"<{end.size}q", *sizes), *sent))
+
+        def scatter() -> None:
+            at = 0
+            for one, place in places:
+                if one.kind == "recv":
+                    place[:] = into[at : at + one.nbytes]
+                    at += one.nbytes
+
+        header = _CALL.pack(b"exchange", NcclDataType.UINT8, NcclOperation.SUM, -1, 0)
+        self._launch(end, header, read, into, stream, scatter)
+
     def abort(self, communicator: int) -> None:
         self._free("abort", communicator)
 
@@ -179,31 +234,52 @@ class FakeNccl:
         stream: int,
     ) -> None:
         send, receive, count, dtype = buffers
+        end = self._check_call(kind.decode().strip(), count, communicator)
+        nbytes = count * _numpy(dtype).itemsize
+        brings, takes = (nbytes * times for times in _count_parts(kind, end, root))
+        header = _CALL.pack(kind, dtype, op, root, count)
+        if self._cuda is None:
+            end.ask(header + (view(send, brings).tobytes() if brings else b""), view(receive, takes))
+            return
+        source = self._cuda.reachable(send, brings, stream) if brings else view_of(bytearray())
+        into = self._cuda.reachable(receive, takes, stream) if takes else view_of(bytearray())
+        self._launch(end, header, source.tobytes, into, stream)
+
+    def _check_call(self, kind: str, count: int, communicator: int) -> _End:
+        """The end of a communicator that takes this call, of which note is taken."""
         if count > self.capabilities.max_count:
             raise NcclUsageError(NcclResult.INVALID_ARGUMENT, "a collective", f"{count} elements")
         end = self._ends[communicator]
         self._check()
-        self.calls.append((kind.decode().strip(), count))
+        self.calls.append((kind, count))
         if self._calls_in is not None:
             with self._calls_in.open("ab") as file:
-                file.write(kind.strip() + b"\n")
-        nbytes = count * _numpy(dtype).itemsize
-        brings = kind != b"broadcas" or end.rank == root
-        takes = kind != b"reduce  " or end.rank == root
-        header = _CALL.pack(kind, dtype, op, root, count)
-        if self._cuda is None:
-            payload = view(send, nbytes).tobytes() if brings else b""
-            end.ask(header + payload, view(receive, nbytes if takes else 0))
-            return
-        if end.device != self._cuda.current():
-            raise NcclUsageError(NcclResult.INVALID_USAGE, "a collective", f"GPU {self._cuda.current()} is current")
-        source = self._cuda.reachable(send, nbytes, stream) if brings else view_of(bytearray())
-        into = self._cuda.reachable(receive, nbytes, stream) if takes else view_of(bytearray())
-        self._cuda.enqueue("ncclKernel", stream, self._kernel(end, header, source, into))
+                file.write(kind.encode() + b"\n")
+        return end
+
+    def _launch(
+        self,
+        end: _End,
+        header: bytes,
+        read: Callable[[], bytes],
+        into: NDArray[np.uint8],
+        stream: int,
+        finish: Callable[[], None] = lambda: None,
+    ) -> None:
+        cuda = self._cuda
+        assert cuda is not None
+        if end.device != cuda.current():
+            raise NcclUsageError(NcclResult.INVALID_USAGE, "a collective", f"GPU {cuda.current()} is current")
+        cuda.enqueue("ncclKernel", stream, self._kernel(end, header, read, into, finish))
         end.launched = True
 
     def _kernel(
-        self, end: _End, header: bytes, source: NDArray[np.uint8], into: NDArray[np.uint8]
+        self,
+        end: _End,
+        header: bytes,
+        read: Callable[[], bytes],
+        into: NDArray[np.uint8],
+        finish: Callable[[], None],
     ) -> Callable[[], bool]:
         begun = False
 
@@ -216,11 +292,14 @@ class FakeNccl:
             try:
                 if not begun:
                     begun = True
-                    end.ask(header + source.tobytes(), into)
-                return end.step()
+                    end.ask(header + read(), into)
+                over = end.step()
             except NcclRemoteError as error:
                 end.failed = error
                 return False
+            if over:
+                finish()
+            return over
 
         return step
 
@@ -237,12 +316,37 @@ def view_of(room: bytearray) -> NDArray[np.uint8]:
     return np.frombuffer(room, np.uint8)
 
 
+@dataclass(frozen=True, slots=True)
+class _Post:
+    """A send or recv in a group."""
+
+    kind: str
+    block: NcclBlock
+    peer: int
+    communicator: int
+    stream: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.block.elements * _numpy(self.block.dtype).itemsize
+
+
+def _count_parts(kind: bytes, end: _End, root: int) -> tuple[int, int]:
+    """How often a rank brings, and takes, what its call counts."""
+    if kind == b"broadcas":
+        return int(end.rank == root), 1
+    if kind == b"reduce  ":
+        return 1, int(end.rank == root)
+    return (end.size if kind == b"reduce_s" else 1), (end.size if kind == b"all_gath" else 1)
+
+
 class _End:
     """One rank's end: what is still to be sent, and where the answer goes."""
 
-    def __init__(self, connection: socket.socket, rank: int) -> None:
+    def __init__(self, connection: socket.socket, rank: int, size: int) -> None:
         self.connection = connection
         self.rank = rank
+        self.size = size
         self.device = -1
         self.launched = False  # whether a kernel has been: from then on it is ready for more
         self.freed = False
@@ -302,6 +406,7 @@ def _meet(listener: socket.socket) -> None:
 
 def _collective(ranks: list[socket.socket]) -> None:
     brought: dict[int, NDArray[Any]] = {}
+    sent: dict[int, list[bytes]] = {}  # by who sends, to each
     first = b""
     waiting = select.poll()
     for one in ranks:
@@ -315,16 +420,32 @@ def _collective(ranks: list[socket.socket]) -> None:
         if header != first:  # as with NCCL, nothing good comes of it
             raise EOFError
         kind, dtype, _, root, count = _CALL.unpack(header)
+        if kind == b"exchange":
+            sizes = struct.unpack(f"<{len(ranks)}q", _all(one, 8 * len(ranks)))
+            sent[number] = [_all(one, size) for size in sizes]
+            continue
+        if kind == b"reduce_s":
+            count *= len(ranks)
         if kind != b"broadcas" or number == root:
             brought[number] = np.frombuffer(_all(one, count * _numpy(dtype).itemsize), _numpy(dtype))
     kind, dtype, op, root, count = _CALL.unpack(first)
+    if kind == b"exchange":
+        for number, one in enumerate(ranks):
+            one.sendall(b"".join(sent[source][number] for source in range(len(ranks))))
+        return
+    if kind == b"all_gath":
+        for one in ranks:
+            one.sendall(b"".join(brought[number].tobytes() for number in range(len(ranks))))
+        return
     total = brought[min(brought)].copy()
     for number in sorted(brought)[1:]:
         total = _FOLDS[NcclOperation(op)](total, brought[number])
     if op == NcclOperation.AVERAGE:
         total = (total / len(ranks)).astype(total.dtype)
     for number, one in enumerate(ranks):
-        if kind != b"reduce  " or number == root:
+        if kind == b"reduce_s":
+            one.sendall(total[number * count : (number + 1) * count].tobytes())
+        elif kind != b"reduce  " or number == root:
             one.sendall(total.tobytes())
 
 

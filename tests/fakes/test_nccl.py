@@ -17,7 +17,14 @@ from tests.fakes.test_cuda import Bench, until
 from collectived_proto.errors import FailedPreconditionError
 from collectived_runtime.device.cuda.driver import Cuda
 from collectived_runtime.device.nccl.binding import BINDINGS, load_binding
-from collectived_runtime.device.nccl.interface import Nccl, NcclBuffers, NcclDataType, NcclError, NcclOperation
+from collectived_runtime.device.nccl.interface import (
+    Nccl,
+    NcclBlock,
+    NcclBuffers,
+    NcclDataType,
+    NcclError,
+    NcclOperation,
+)
 
 TYPES = {
     NcclDataType[np.dtype(kind).name.upper()]: kind for kind in (np.int32, np.int64, np.uint8, np.float32, np.float64)
@@ -99,6 +106,40 @@ def test_reduce_and_broadcast_reach_the_root(place: Place) -> None:
 
     for call in (reduce, broadcast):
         assert (place.carried(values, call, one) == values).all()
+    nccl.destroy(one)
+
+
+def test_gather_and_scatter_give_one_rank_all(place: Place) -> None:
+    values, one = np.arange(100, dtype=np.int64), place.alone()
+    nccl, stream = place.nccl, place.bench.stream
+
+    def gather(source: int, target: int) -> None:
+        nccl.all_gather(NcclBuffers(source, target, 100, NcclDataType.INT64), one, stream)
+
+    def scatter(source: int, target: int) -> None:
+        nccl.reduce_scatter(NcclBuffers(source, target, 100, NcclDataType.INT64), NcclOperation.SUM, one, stream)
+
+    def in_place(source: int, target: int) -> None:
+        place.cuda.copy(target, source, values.nbytes, stream)
+        nccl.all_gather(NcclBuffers(target, target, 100, NcclDataType.INT64), one, stream)
+
+    for call in (gather, scatter, in_place):
+        assert (place.carried(values, call, one) == values).all()
+    nccl.destroy(one)
+
+
+def test_what_is_sent_in_a_group_is_received_there(place: Place) -> None:
+    values, one = np.arange(100, dtype=np.uint8), place.alone()
+    nccl, stream = place.nccl, place.bench.stream
+
+    def exchange(source: int, target: int) -> None:
+        nccl.group_start()
+        for at, count in ((0, 60), (60, 40)):
+            nccl.send(NcclBlock(source + at, count, NcclDataType.UINT8), 0, one, stream)
+            nccl.recv(NcclBlock(target + at, count, NcclDataType.UINT8), 0, one, stream)
+        nccl.group_end()
+
+    assert (place.carried(values, exchange, one) == values).all()
     nccl.destroy(one)
 
 

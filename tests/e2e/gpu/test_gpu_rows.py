@@ -29,7 +29,7 @@ def run_on(cluster: Cluster, devices: tuple[str, ...], body: Callable[[cd.Sessio
     """Runs a body as ranks on those devices."""
 
     def one(rank: int) -> Any:
-        name = f"rows-{'-'.join(devices)}"
+        name = f"rows-{body.__qualname__}-{'-'.join(devices)}"
         with (
             cd.connect(cluster.address_of(rank, len(devices))) as session,
             session.join(name, len(devices), rank=rank, device=devices[rank], timeout=20) as group,
@@ -232,3 +232,20 @@ def test_no_rows_at_all_are_a_result_too(cluster: Cluster) -> None:
             assert on_host(got).shape == (0, 3)
 
     cluster.run(2, body, device="GPU:0")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_nccl_carries_rows_between_the_gpus_of_one_worker(one_worker: Cluster, size: int) -> None:
+    options = cd.CommunicationOptions(implementation=cd.CommunicationImplementation.NCCL)
+    devices = tuple(one_of(rank) for rank in range(size))  # with one GPU all of it is on that
+    values = [np.arange(10 * size + 1, dtype=np.float32) + 100 * rank for rank in range(size)]
+
+    def body(session: cd.Session, group: cd.Group, device: str) -> None:
+        x = filled(session, values[group.rank], device)
+        assert (on_host(group.all_gather(x, options=options)) == np.concatenate(values)).all()
+        piece = np.array_split(np.sum(values, axis=0), size)[group.rank]
+        assert (on_host(group.reduce_scatter("sum", x, options=options)) == piece).all()
+        rows = np.concatenate([np.array_split(one, size)[group.rank] for one in values])
+        assert (on_host(group.all_to_all(x, options=options)) == rows).all()
+
+    run_on(one_worker, devices, body)

@@ -96,6 +96,65 @@ def test_nccl_carries_an_all_reduce_between_workers(either: Cluster, size: int, 
         assert (got == expected.astype(got.dtype)).all()
 
 
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("length", [40, 41, 3], ids=["even", "with a remainder", "few rows"])
+@pytest.mark.parametrize("dtype", ["int32", "float16", "float32", "float64", "int64", "uint8"])
+def test_nccl_carries_rows_between_workers(either: Cluster, size: int, length: int, dtype: str) -> None:
+    values = [((np.arange(3 * length).reshape(length, 3) + 5 * rank) % 30).astype(dtype) for rank in range(size)]
+
+    def body(session: cd.Session, group: cd.Group) -> None:
+        x = filled(session, values[group.rank])
+        assert (np.asarray(group.all_gather(x, options=NCCL)) == np.concatenate(values)).all()
+        whole = np.sum(values, axis=0, dtype=np.float64)
+        piece = np.array_split(whole, size)[group.rank]
+        assert (np.asarray(group.reduce_scatter("sum", x, options=NCCL)) == piece.astype(dtype)).all()
+        mean = group.reduce_scatter("mean", x, options=NCCL)
+        assert (np.asarray(mean) == (piece / size).astype(mean.dtype)).all()
+        rows = np.concatenate([np.array_split(value, size)[group.rank] for value in values])
+        assert (np.asarray(group.all_to_all(x, options=NCCL)) == rows).all()
+
+    either.run(size, body, device="GPU:0")
+
+
+def test_nccl_carries_many_rows_in_stream_order(either: Cluster) -> None:
+    def body(session: cd.Session, group: cd.Group) -> None:
+        for n in np.random.default_rng(7).integers(1, 50_000, 20) * 2:
+            whole = np.arange(n, dtype=np.float32) % 91
+            x = filled(session, whole + group.rank)
+            works = [
+                group.all_gather(x, options=NCCL, async_op=True),
+                group.reduce_scatter("sum", x, options=NCCL, async_op=True),
+                group.all_to_all(x, options=NCCL, async_op=True),
+            ]
+            half = whole.reshape(2, -1)[group.rank]
+            expected = [np.concatenate([whole, whole + 1]), 2 * half + 1, np.concatenate([half, half + 1])]
+            for work, right in zip(works, expected, strict=True):
+                assert (np.asarray(work.wait()) == right).all()
+
+    either.run(2, body, device="GPU:0")
+
+
+def test_rows_of_the_host_and_of_other_axes_go_by_nccl_too(either: Cluster) -> None:
+    def body(session: cd.Session, group: cd.Group) -> None:
+        x = np.full((4, 2), group.rank, np.float32)
+        assert group.all_gather(x, options=NCCL).tolist() == [[0, 0]] * 4 + [[1, 1]] * 4
+        assert group.reduce_scatter("sum", x, options=NCCL).tolist() == [[1, 1]] * 2
+        there = group.all_gather(filled(session, x), axis=1, options=NCCL)
+        assert np.asarray(there).tolist() == [[0, 0, 1, 1]] * 4
+
+    either.run(2, body, device="GPU:0")
+
+
+def test_lengths_that_differ_are_gathered_without_nccl(either: Cluster) -> None:
+    def body(session: cd.Session, group: cd.Group) -> None:
+        rows = [np.full((rank + 1, 2), rank, np.float64) for rank in range(2)]
+        assert (
+            np.asarray(group.all_gather(filled(session, rows[group.rank]), options=NCCL)) == np.concatenate(rows)
+        ).all()
+
+    either.run(2, body, device="GPU:0")
+
+
 def test_status_says_which_nccl_there_is_and_what_it_carries(cluster: Cluster, cuda: FakeClientCuda) -> None:
     def body(session: cd.Session, group: cd.Group) -> None:
         summed(session, group)

@@ -14,6 +14,7 @@ from cupy_backends.cuda.libs import nccl as raw
 from collectived_runtime.device.nccl.handles import HandleTable
 from collectived_runtime.device.nccl.interface import (
     Capabilities,
+    NcclBlock,
     NcclBuffers,
     NcclOperation,
     NcclResult,
@@ -66,6 +67,24 @@ class Cupy:
     def broadcast(self, buffers: NcclBuffers, root: int, communicator: int, stream: int) -> None:
         comm = self._communicators[communicator]
         _call("broadcast", comm.broadcast, *buffers, root, stream)
+
+    def all_gather(self, buffers: NcclBuffers, communicator: int, stream: int) -> None:
+        _call("all_gather", self._communicators[communicator].allGather, *buffers, stream)
+
+    def reduce_scatter(self, buffers: NcclBuffers, op: NcclOperation, communicator: int, stream: int) -> None:
+        _call("reduce_scatter", self._communicators[communicator].reduceScatter, *buffers, int(op), stream)
+
+    def send(self, block: NcclBlock, peer: int, communicator: int, stream: int) -> None:
+        _call("send", self._communicators[communicator].send, *block, peer, stream)
+
+    def recv(self, block: NcclBlock, peer: int, communicator: int, stream: int) -> None:
+        _call("recv", self._communicators[communicator].recv, *block, peer, stream)
+
+    def group_start(self) -> None:
+        _call("group_start", raw.groupStart)
+
+    def group_end(self) -> None:
+        _call("group_end", raw.groupEnd)
 
     def abort(self, communicator: int) -> None:
         _call("abort", self._communicators.pop(communicator).abort)

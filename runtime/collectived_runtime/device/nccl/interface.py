@@ -179,6 +179,14 @@ class NcclBuffers(NamedTuple):
     dtype: NcclDataType
 
 
+class NcclBlock(NamedTuple):
+    """What is sent to one rank, or received from one: an address, and how many elements of which type lie there."""
+
+    address: int
+    elements: int
+    dtype: NcclDataType
+
+
 class Nccl(Protocol):
     """One loaded libnccl. May be used from any thread; one communicator by one thread at a time, but for `abort`.
 
@@ -210,6 +218,29 @@ class Nccl(Protocol):
     def reduce(self, buffers: NcclBuffers, op: NcclOperation, root: int, communicator: int, stream: int) -> None: ...
 
     def broadcast(self, buffers: NcclBuffers, root: int, communicator: int, stream: int) -> None: ...
+
+    def all_gather(self, buffers: NcclBuffers, communicator: int, stream: int) -> None:
+        """Each rank sends that many elements; it receives those of all, in order of ranks.
+
+        In place it sends what lies where it will have received its own.
+        """
+        ...
+
+    def reduce_scatter(self, buffers: NcclBuffers, op: NcclOperation, communicator: int, stream: int) -> None:
+        """Each rank receives that many elements, its part of what all send; in place, where its own part lies."""
+        ...
+
+    def send(self, block: NcclBlock, peer: int, communicator: int, stream: int) -> None:
+        """To be answered by a `recv` of as many elements there; several of both together, in a group."""
+        ...
+
+    def recv(self, block: NcclBlock, peer: int, communicator: int, stream: int) -> None: ...
+
+    def group_start(self) -> None:
+        """What this thread calls until `group_end` is put on streams together: no call waits for the ones before."""
+        ...
+
+    def group_end(self) -> None: ...
 
     def abort(self, communicator: int) -> None:
         """Frees it, whatever it is at. May block; nobody may use it any more."""

@@ -15,6 +15,7 @@ from collectived_runtime.device.nccl.handles import HandleTable
 from collectived_runtime.device.nccl.interface import (
     UNIQUE_ID_BYTES,
     Capabilities,
+    NcclBlock,
     NcclBuffers,
     NcclError,
     NcclOperation,
@@ -60,6 +61,24 @@ class Nccl4py:
 
     def broadcast(self, buffers: NcclBuffers, root: int, communicator: int, stream: int) -> None:
         self._call("broadcast", *buffers, root, self._communicators[communicator], stream)
+
+    def all_gather(self, buffers: NcclBuffers, communicator: int, stream: int) -> None:
+        self._call("all_gather", *buffers, self._communicators[communicator], stream)
+
+    def reduce_scatter(self, buffers: NcclBuffers, op: NcclOperation, communicator: int, stream: int) -> None:
+        self._call("reduce_scatter", *buffers, int(op), self._communicators[communicator], stream)
+
+    def send(self, block: NcclBlock, peer: int, communicator: int, stream: int) -> None:
+        self._call("send", *block, peer, self._communicators[communicator], stream)
+
+    def recv(self, block: NcclBlock, peer: int, communicator: int, stream: int) -> None:
+        self._call("recv", *block, peer, self._communicators[communicator], stream)
+
+    def group_start(self) -> None:
+        self._call("group_start")
+
+    def group_end(self) -> None:
+        self._call("group_end")
 
     def abort(self, communicator: int) -> None:
         self._call("comm_abort", self._communicators.pop(communicator))

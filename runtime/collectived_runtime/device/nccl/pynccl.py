@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any
+from typing import Any, TypeVar
 
 from collectived_runtime.device.nccl.handles import HandleTable
 from collectived_runtime.device.nccl.interface import (
     UNIQUE_ID_BYTES,
     Capabilities,
+    NcclBlock,
     NcclBuffers,
     NcclOperation,
     NcclResult,
@@ -82,6 +83,24 @@ class Pynccl:
         comm = self._communicators[communicator]
         self._call("ncclBroadcast", *_checked(buffers), root, comm, stream)
 
+    def all_gather(self, buffers: NcclBuffers, communicator: int, stream: int) -> None:
+        self._call("ncclAllGather", *_checked(buffers), self._communicators[communicator], stream)
+
+    def reduce_scatter(self, buffers: NcclBuffers, op: NcclOperation, communicator: int, stream: int) -> None:
+        self._call("ncclReduceScatter", *_checked(buffers), int(op), self._communicators[communicator], stream)
+
+    def send(self, block: NcclBlock, peer: int, communicator: int, stream: int) -> None:
+        self._call("ncclSend", *_checked(block), peer, self._communicators[communicator], stream)
+
+    def recv(self, block: NcclBlock, peer: int, communicator: int, stream: int) -> None:
+        self._call("ncclRecv", *_checked(block), peer, self._communicators[communicator], stream)
+
+    def group_start(self) -> None:
+        self._call("ncclGroupStart")
+
+    def group_end(self) -> None:
+        self._call("ncclGroupEnd")
+
     def abort(self, communicator: int) -> None:
         self._call("ncclCommAbort", self._communicators.pop(communicator))
 
@@ -95,7 +114,10 @@ class Pynccl:
             raise make_error(code, call, said.decode(errors="replace") if said else "")
 
 
-def _checked(buffers: NcclBuffers) -> NcclBuffers:
+_Buffers = TypeVar("_Buffers", NcclBuffers, NcclBlock)
+
+
+def _checked(buffers: _Buffers) -> _Buffers:
     if buffers.elements > MOST:
         why = f"{buffers.elements} elements, and pynccl takes {MOST} in one call"
         raise make_error(NcclResult.INVALID_ARGUMENT, "a collective", why)

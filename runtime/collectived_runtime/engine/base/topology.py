@@ -77,6 +77,15 @@ class GroupTopology:
         return ""
 
     @property
+    def ranks_by_gpu(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks on each of `gpus`."""
+        found: list[list[int]] = [[] for _ in self.gpus]
+        for rank, gpu in enumerate(self.gpu_indices):
+            if gpu >= 0:
+                found[self.gpu_number_of(rank)].append(rank)
+        return tuple(map(tuple, found))
+
+    @property
     def own_ranks(self) -> tuple[int, ...]:
         """The ranks of this worker."""
         return self.peers[self.place].ranks

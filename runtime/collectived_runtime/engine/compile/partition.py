@@ -59,7 +59,7 @@ class Partition:
         output_count: elements of the output.
         pieces: for every local receiver the (offset in the output, rows) of its result.
         width: elements of a row.
-        shares: of a reduce_scatter, what each place gets, in wide positions.
+        shares: of a reduce_scatter, what each place gets, and of an all_gather, what it gives, in wide positions.
     """
 
     count: int
@@ -168,7 +168,8 @@ def _partition_gather(workers: RanksByWorker, rows: Sequence[int], width: int, r
         return Partition(count, plan, (), mine, Window((own.start,)), Window(), 0, {}, width)
     pieces = merge_adjacent([(starts[rank], rows[rank]) for rank in range(len(rows))], width)
     receivers = workers.own_ranks if root is None else (root,)
-    return Partition(count, plan, mine, (), Window(), Window(), count, dict.fromkeys(receivers, pieces), width)
+    everyone = dict.fromkeys(receivers, pieces)
+    return Partition(count, plan, mine, (), Window(), Window(), count, everyone, width, tuple(shares))
 
 
 def _partition_scatter(workers: RanksByWorker, sizes: Sequence[int], width: int, root: int) -> Partition:
@@ -259,6 +260,21 @@ def _compute_place_spans(workers: RanksByWorker, rows: Sequence[int], width: int
     lengths = [sum(rows[rank] for rank in local) * width for local in workers.ranks_by_place]
     stops = list(accumulate(lengths))
     return [Span(stop - length, stop) for stop, length in zip(stops, lengths, strict=True)]
+
+
+def merge_ranges(parts: Sequence[RowRange]) -> list[RowRange]:
+    """The same, without empty ones, and with neighbours of one leaf that are neighbours at their target as one."""
+    found: list[RowRange] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if part.start == part.stop:
+            continue
+        is_next = last is not None and (last.rank, last.stop) == (part.rank, part.start)
+        if last is not None and is_next and last.target - last.start == part.target - part.start:
+            found[-1] = RowRange(part.rank, last.start, part.stop, last.target)
+        else:
+            found.append(part)
+    return found
 
 
 def find_single_run(parts: Sequence[RowRange]) -> tuple[int, int] | None:

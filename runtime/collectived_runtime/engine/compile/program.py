@@ -31,11 +31,13 @@ from collectived_proto.types import (
     Pack,
     Reduce,
     ReduceOp,
+    Reduction,
     Scatter,
 )
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.compile.blocks import BlockLayout, lay_out_packs, lay_out_shares
+from collectived_runtime.engine.compile.gpu_rows import GpuRows, LeafRows, plan_gpu_rows
 from collectived_runtime.engine.compile.partition import Partition, RanksByWorker, Rows, partition_leaf
 from collectived_runtime.engine.compile.result_header import encode_result_headers
 from collectived_runtime.engine.compile.selection import (
@@ -83,6 +85,7 @@ class PackTask:
     reason: str = ""  # this algorithm: for people
     blocks: BlockLayout | None = None  # what its plan counts instead of elements, where it travels compressed
     block_count: int = 0  # of its pack
+    gpu_rows: tuple[GpuRows, ...] = ()  # where NCCL carries it between GPUs
     dtype: np.dtype[Any] = field(init=False, compare=False)  # of its pack
     result_dtype: np.dtype[Any] = field(init=False, compare=False)
     result_slice: slice = field(init=False, compare=False)  # bytes of its pack's result, in a slot
@@ -279,8 +282,14 @@ def _make_partition_tasks(
         how = partition_leaf(operation, workers, index, leaf.shape[0], math.prod(leaf.shape[1:]), rows)
         carried.append(replace(pack, count=how.count, result_offset=result_bytes))
         result_bytes += align_up(how.output_count * pack.result_dtype.itemsize)
-        name, why = select_partition_algorithm(operation, workers)
+        name, why = select_partition_algorithm(collective, topology, pack, rows)
         plan, plan_hash = how.plan, digest(f"{described}|{number}")
+        gpu_rows: tuple[GpuRows, ...] = ()
+        if name == NCCL:
+            units = 2 if isinstance(operation, Reduction) else pack.dtype.itemsize  # of a partial sum at most two
+            gpu_leaf = LeafRows(index, leaf.shape[0], math.prod(leaf.shape[1:]), rows, units)
+            gpu_rows, plan = plan_gpu_rows(operation, topology, gpu_leaf), ()
+            plan_hash = digest(f"{described}|{number}|{NCCL}")
         blocks = lay_out_shares(collective, topology, how.shares)
         if blocks is not None:
             spans = [blocks.to_blocks(share) for share in how.shares]
@@ -301,6 +310,7 @@ def _make_partition_tasks(
             why,
             blocks,
             0 if blocks is None else len(blocks.blocks),
+            gpu_rows,
         )
         tasks.append(task)
     return Layout(tuple(carried), packs.places, packs.staging_bytes, result_bytes), tuple(tasks)

@@ -12,7 +12,7 @@ from collectived_proto.errors import UnimplementedError
 from collectived_proto.types import (
     AllGather,
     AllReduce,
-    AxisOperation,
+    AllToAll,
     Broadcast,
     Collective,
     CommunicationImplementation,
@@ -20,14 +20,16 @@ from collectived_proto.types import (
     Pack,
     Reduce,
     ReduceScatter,
+    Reduction,
     Tier,
     select_tier,
 )
 from collectived_runtime.device.arithmetic import Arithmetic
+from collectived_runtime.device.cuda.kernels import MOST_SOURCES
 from collectived_runtime.device.nccl.interface import element_layout
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.compile.blocks import BlockLayout
-from collectived_runtime.engine.compile.partition import RanksByWorker
+from collectived_runtime.engine.compile.partition import Rows
 from collectived_runtime.plan.packing import select_leaf_tier
 
 SEGMENT_BYTES = 8 << 20  # of a pack that passes between GPUs and hosts: while one is copied, others are on the wire
@@ -37,6 +39,7 @@ HIERARCHICAL_PREFIX = f"{NCCL}/"  # how algorithms begin that have it inside of 
 _NCCL_HINT_REASON = "the hint NCCL"
 # A hint for NCCL where there are no GPUs falls back to the ring.
 _NCCL = CommunicationImplementation.NCCL
+_NCCL_OPERATIONS = (AllReduce, Reduce, Broadcast, AllGather, ReduceScatter, AllToAll)
 _RING_HINTS = (CommunicationImplementation.RING, _NCCL)
 
 
@@ -127,18 +130,37 @@ def _check_nccl(tier: Tier, operation: Operation, topology: GroupTopology, pack:
 
 def _nccl_unsupported_reason(operation: Operation, topology: GroupTopology, pack: Pack, inside: bool = False) -> str:
     """Why NCCL cannot carry out an operation on a pack, between all GPUs or `inside` of workers, or ''."""
-    if not isinstance(operation, (AllReduce, Reduce, Broadcast)):
+    if not isinstance(operation, _NCCL_OPERATIONS) or (isinstance(operation, AllToAll) and operation.sizes):
         return f"NCCL is not asked for {operation}"
-    if not isinstance(operation, Broadcast):
+    if isinstance(operation, Reduction):
         how = Arithmetic(operation.reduce_op, pack.dtype, pack.result_dtype, topology.group.size)
         if element_layout(how) is None:
             return f"NCCL has no {operation.reduce_op.value} of {pack.dtype.label}"
     return topology.nccl_unavailable_reason or ("" if inside else topology.nccl_mismatch_reason)
 
 
-def select_partition_algorithm(operation: AxisOperation, workers: RanksByWorker) -> tuple[str, str]:
+def select_partition_algorithm(
+    collective: Collective, topology: GroupTopology, pack: Pack, rows: Rows
+) -> tuple[str, str]:
     """The algorithm of what cuts values or joins them, and why."""
-    if len(workers.ranks_by_place) == 1:
-        return _LOCAL_SELECTION.algorithm, _LOCAL_SELECTION.reason
+    operation, falls = collective.operation, ""
+    if collective.implementation is _NCCL and len(topology.gpus) > 1:
+        refusal = _rows_unsupported_reason(operation, topology, rows)
+        refusal = refusal or _nccl_unsupported_reason(operation, topology, pack)
+        if not refusal:
+            return NCCL, _NCCL_HINT_REASON
+        falls = f"; the hint NCCL cannot be followed here: {refusal}"
+    if len(topology.peers) == 1:
+        return _LOCAL_SELECTION.algorithm, f"{_LOCAL_SELECTION.reason}{falls}"
     name = "ring" if isinstance(operation, (AllGather, ReduceScatter)) else "direct"
-    return name, f"it carries every {str(operation).partition('(')[0]}"
+    return name, f"it carries every {str(operation).partition('(')[0]}{falls}"
+
+
+def _rows_unsupported_reason(operation: Operation, topology: GroupTopology, rows: Rows) -> str:
+    """Why NCCL cannot carry out what cuts values or joins them, or ''."""
+    if isinstance(operation, AllGather) and len({tuple(row) for row in rows}) > 1:
+        return "ranks gave different lengths"
+    most = max(map(len, topology.ranks_by_gpu))
+    if isinstance(operation, ReduceScatter) and most > MOST_SOURCES:
+        return f"{most} ranks are on one GPU, and {MOST_SOURCES} can be folded at once"
+    return ""

@@ -21,9 +21,11 @@ from collectived_runtime.engine.gpu.communicator import (
     intra_worker_device_ranks,
     local_device_ranks,
 )
+from collectived_runtime.engine.gpu.contributions import MultiGpuTask
 from collectived_runtime.engine.gpu.hierarchical_task import HierarchicalTask
 from collectived_runtime.engine.gpu.launch_agreement import AgreementContext, agree_on_turn, create_communicators
 from collectived_runtime.engine.gpu.launch_queue import TicketKey
+from collectived_runtime.engine.gpu.nccl_rows_task import NcclRowsTask
 from collectived_runtime.engine.gpu.nccl_task import NcclTask
 from collectived_runtime.engine.run.schedule import Wait
 from collectived_runtime.engine.run.task import TaskContext
@@ -66,14 +68,15 @@ class GroupCommunicators:
         )
         yield from agree_on_turn(workers, order.key, nccl.launch_queue)
 
-    def create_task(self, context: TaskContext) -> NcclTask | HierarchicalTask | None:
+    def create_task(self, context: TaskContext) -> MultiGpuTask | None:
         """The task where NCCL has a part in it, else None. `agree` has ended before."""
         task = context.task
         if task.algorithm == NCCL:
             assert self._launch_order is not None, "it is agreed on before"
             numbers = [other for other in context.program.tasks if other.algorithm == NCCL]
             turn = self._launch_order.create_turn(numbers.index(task))
-            return NcclTask(context, self._get_communicator(self._global_key, self._global_ranks), turn)
+            kind = NcclTask if task.partition is None else NcclRowsTask
+            return kind(context, self._get_communicator(self._global_key, self._global_ranks), turn)
         if task.is_hierarchical:
             return HierarchicalTask(context, self._get_communicator(self._local_key, self._local_ranks))
         return None

@@ -14,13 +14,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from collectived_proto.types import ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.gpus import Region
-from collectived_runtime.device.nccl.interface import NcclBuffers, NcclOperation, NcclRemoteError
+from collectived_runtime.device.nccl.interface import ElementLayout, NcclBuffers, NcclOperation, NcclRemoteError
 from collectived_runtime.engine.base.poller import Timers
 from collectived_runtime.engine.gpu.communicator import LaunchTurn, LocalCommunicator
 from collectived_runtime.engine.gpu.contributions import GpuContribution, MultiGpuTask, issue_in_chunks, to_nccl
@@ -59,6 +60,25 @@ def can_average_in_nccl(how: Arithmetic, one_rank_per_gpu: bool) -> bool:
     return how.operation is ReduceOp.MEAN and one_rank_per_gpu and how.needs_no_widening and how.can_finish_in_place
 
 
+class NativeFold(NamedTuple):
+    """How NCCL folds partial sums, and whether what it leaves is the result as it is; `layout` is of one of them."""
+
+    layout: ElementLayout
+    operation: NcclOperation
+    is_final: bool
+
+
+def choose_native_fold(how: Arithmetic | None, itemsize: int, one_rank_per_gpu: bool) -> NativeFold:
+    """The same for rows that are only moved, which are bytes."""
+    layout, operation = to_nccl(how, itemsize)
+    if how is None:
+        return NativeFold(layout, operation, is_final=True)
+    averages = can_average_in_nccl(how, one_rank_per_gpu)
+    if operation is NcclOperation.AVERAGE and not averages:
+        operation = NcclOperation.SUM
+    return NativeFold(layout, operation, averages or (how.can_finish_in_place and how.operation is not ReduceOp.MEAN))
+
+
 class NcclTask(MultiGpuTask):
     """A task of which NCCL carries out all between the GPUs of a group. It is launched when its turn has come.
 
@@ -69,14 +89,10 @@ class NcclTask(MultiGpuTask):
         super().__init__(context, communicator)
         self._turn = turn
         how = self.arithmetic
-        self._layout, self._operation = to_nccl(how, self.task.pack.dtype.itemsize)
-        averages = how is not None and can_average_in_nccl(how, communicator.has_one_rank_per_gpu)
-        if self._operation is NcclOperation.AVERAGE and not averages:
-            self._operation = NcclOperation.SUM
+        fold = choose_native_fold(how, self.task.pack.dtype.itemsize, communicator.has_one_rank_per_gpu)
+        self._layout, self._operation = fold.layout, fold.operation
         # What NCCL leaves in SCRATCH is the result as it is: both are the same memory.
-        self._is_final = averages or (
-            how is not None and how.can_finish_in_place and how.operation is not ReduceOp.MEAN
-        )
+        self._is_final = how is not None and fold.is_final
 
     def carry_out(self) -> Iterator[Wait]:
         yield from self.prepare()

@@ -49,7 +49,7 @@ class RowsTask(GpuTask):
         self.targets = {rank: leaves[number] for rank, leaves in context.rows_outputs.items()}
 
     def carry_out(self) -> Iterator[Wait]:
-        contributed = self.locate_contributions()
+        contributed = locate_leaves(self.context)
         gpu = self._find_only_gpu(contributed)
         if gpu is None:
             yield from self._run_by_host(contributed)
@@ -59,15 +59,6 @@ class RowsTask(GpuTask):
         self.submit(gpu, partial(_run_steps, steps, (contributed, self.targets)))
         self.finish_submission()
         yield from self.wait_all()
-
-    def locate_contributions(self) -> dict[int, HostOrGpuBytes]:
-        """The leaf of each local rank that contributes."""
-        found: dict[int, HostOrGpuBytes] = {}
-        for rank, source in zip(self.context.program.contributors, self.context.sources, strict=True):
-            whole = source.contiguous_pack(self.task.pack_number)
-            assert whole is not None, "a leaf that is cut travels by itself"
-            found[rank] = whole
-        return found
 
     # All on one GPU
 
@@ -155,6 +146,16 @@ class RowsTask(GpuTask):
                 at += nbytes
 
         self.submit(target.gpu, work)
+
+
+def locate_leaves(context: TaskContext) -> dict[int, HostOrGpuBytes]:
+    """What each local rank contributes to a leaf that is cut."""
+    found: dict[int, HostOrGpuBytes] = {}
+    for rank, source in zip(context.program.contributors, context.sources, strict=True):
+        whole = source.contiguous_pack(context.task.pack_number)
+        assert whole is not None, "a leaf that is cut travels by itself"
+        found[rank] = whole
+    return found
 
 
 def _run_steps(steps: Sequence[Work], memory: object, stream: int) -> None:

@@ -9,6 +9,7 @@ from tests.fakes.libnccl import Fake, Setting
 
 from collectived_runtime.device.nccl.interface import (
     Nccl,
+    NcclBlock,
     NcclBuffers,
     NcclDataType,
     NcclError,
@@ -24,6 +25,7 @@ Fact = Callable[[Nccl, Fake], None]
 FACTS: dict[str, Fact] = {}
 BIG = (1 << 31) + 5
 BUFFERS = NcclBuffers(1, 2, 3, NcclDataType.FLOAT32)
+BLOCK = NcclBlock(1, 3, NcclDataType.FLOAT32)
 
 
 def fact(function: Fact) -> Fact:
@@ -80,11 +82,23 @@ def what_is_asked_for_arrives_as_it_is(nccl: Nccl, fake: Fake) -> None:
         nccl.all_reduce(NcclBuffers(0x10, 0x20, count, NcclDataType.BFLOAT16), NcclOperation.AVERAGE, one, 0x30)
         nccl.reduce(NcclBuffers(0x10, 0x20, 7, NcclDataType.INT64), NcclOperation.MAX, 1, one, 0x30)
         nccl.broadcast(NcclBuffers(0x10, 0x20, 9, NcclDataType.UINT8), 1, one, 0x30)
+        nccl.all_gather(NcclBuffers(0x10, 0x20, count, NcclDataType.FLOAT16), one, 0x30)
+        nccl.reduce_scatter(NcclBuffers(0x10, 0x20, 8, NcclDataType.FLOAT64), NcclOperation.MIN, one, 0x30)
+        nccl.group_start()
+        nccl.send(NcclBlock(0x10, count, NcclDataType.UINT8), 0, one, 0x30)
+        nccl.recv(NcclBlock(0x20, 11, NcclDataType.INT8), 0, one, 0x30)
+        nccl.group_end()
 
     assert fake.called(calls) == [
         f"all_reduce 0x10 0x20 count={count} type=9 op=4 rank=1 stream=0x30",
         "reduce 0x10 0x20 count=7 type=4 op=2 root=1 rank=1 stream=0x30",
         "broadcast 0x10 0x20 count=9 type=1 root=1 rank=1 stream=0x30",
+        f"all_gather 0x10 0x20 count={count} type=6 rank=1 stream=0x30",
+        "reduce_scatter 0x10 0x20 count=8 type=8 op=3 rank=1 stream=0x30",
+        "group_start",
+        f"send 0x10 count={count} type=1 peer=0 rank=1 stream=0x30",
+        "recv 0x20 count=11 type=0 peer=0 rank=1 stream=0x30",
+        "group_end",
     ]
 
 
@@ -99,8 +113,16 @@ def a_count_beyond_31_bits_arrives_whole_or_in_parts_and_never_as_another(nccl: 
     counts = [int(line.split("count=")[1].split()[0]) for line in fake.called(calls)]
     assert sum(counts) == BIG and max(counts) <= most
     if most < BIG:
-        error = raised(lambda: nccl.all_reduce(NcclBuffers(0, 0, BIG, NcclDataType.INT8), NcclOperation.SUM, one, 0))
-        assert isinstance(error, NcclUsageError) and str(BIG) in str(error)
+        whole, block = NcclBuffers(0, 0, BIG, NcclDataType.INT8), NcclBlock(0, BIG, NcclDataType.INT8)
+        for call in (
+            lambda: nccl.all_reduce(whole, NcclOperation.SUM, one, 0),
+            lambda: nccl.all_gather(whole, one, 0),
+            lambda: nccl.reduce_scatter(whole, NcclOperation.SUM, one, 0),
+            lambda: nccl.send(block, 0, one, 0),
+            lambda: nccl.recv(block, 0, one, 0),
+        ):
+            error = raised(call)
+            assert isinstance(error, NcclUsageError) and str(BIG) in str(error)
 
 
 @fact
@@ -113,6 +135,16 @@ def what_the_library_refuses_is_a_typed_error(nccl: Nccl, fake: Fake) -> None:
         with fake.having(Setting.CALL_RESULT, code):
             error = raised(lambda: nccl.all_reduce(BUFFERS, NcclOperation.SUM, one, 0))
             assert type(error) is kind and error.code == code, (code, error)
+            for call in (
+                lambda: nccl.all_gather(BUFFERS, one, 0),
+                lambda: nccl.reduce_scatter(BUFFERS, NcclOperation.SUM, one, 0),
+                lambda: nccl.send(BLOCK, 0, one, 0),
+                lambda: nccl.recv(BLOCK, 0, one, 0),
+                nccl.group_start,
+                nccl.group_end,
+            ):
+                error = raised(call)
+                assert type(error) is kind and error.code == code, (code, error)
             error = raised(nccl.create_unique_id)
             assert type(error) is kind and error.code == code, (code, error)
             error = raised(lambda: nccl.init(2, bytes(128), 0, blocking=not nccl.capabilities.nonblocking))
@@ -124,6 +156,9 @@ def a_call_in_progress_is_no_error(nccl: Nccl, fake: Fake) -> None:
     one = begun(nccl)
     with fake.having(Setting.CALL_RESULT, NcclResult.IN_PROGRESS):
         nccl.all_reduce(BUFFERS, NcclOperation.SUM, one, 0)
+        nccl.group_start()
+        nccl.send(BLOCK, 0, one, 0)
+        nccl.group_end()
     with fake.having(Setting.ASYNC_RESULT, NcclResult.IN_PROGRESS):
         assert not nccl.is_ready(one)
     assert nccl.is_ready(one)
