@@ -1,6 +1,7 @@
 """Arrays of CuPy, PyTorch and JAX on a GPU of this machine in all collectives, compared with NumPy.
 
-One library in one process: `pytest tests/e2e/gpu/test_device_arrays.py -k cupy-real`, then `torch-real`, `jax-real`.
+One library in one process: `pytest -n 0 -rs --timeout-method=thread tests/e2e/gpu/test_device_arrays.py -k cupy-real`,
+then `torch-real` and `jax-real`. With that method a call that hangs in the driver ends with its process.
 The same tests run over stand-ins for CuPy and JAX on fake GPUs.
 """
 
@@ -319,6 +320,7 @@ def test_a_value_that_the_gpu_still_writes_when_the_call_is_made(
             with gates.closed(stream) as open_it:
                 cuda.copy(0, library.address(x), library.address(source), hosts[0].nbytes, stream)
                 if blocking:
+                    both.wait(30)
                     opener = pool.submit(open_when_called, session, open_it)
                     y = group.all_reduce("sum", x)
                     opener.result()
@@ -336,6 +338,26 @@ def test_a_value_that_the_gpu_still_writes_when_the_call_is_made(
         open_it()
 
     both = threading.Barrier(2)
+    cluster.run(2, body, device="GPU:0")
+
+
+@pytest.mark.parametrize("kind", ["asynchronous", "managed"])
+def test_memory_that_has_no_handle_is_copied(cluster: Cluster, library: ArrayLibrary, kind: str) -> None:
+    if not library.real or library.module.__name__ != "cupy":
+        pytest.skip("of CuPy's allocators on a real GPU")
+    cuda = library.module.cuda
+    allocator = cuda.MemoryAsyncPool().malloc if kind == "asynchronous" else cuda.malloc_managed
+
+    def body(session: cd.Session, group: cd.Group) -> None:
+        for shape in SHAPES:
+            hosts = [value_of(rank, shape, np.dtype(np.float32)) for rank in range(2)]
+            with cuda.using_allocator(allocator):
+                x = library.array(hosts[group.rank])
+            for _ in range(2):
+                same(library.host(group.all_reduce("sum", x)), hosts[0] + hosts[1])
+            assert group.all_reduce("sum", x, out=x) is x
+            same(library.host(x), hosts[0] + hosts[1])
+
     cluster.run(2, body, device="GPU:0")
 
 

@@ -1,8 +1,8 @@
 """Faults and footprints on the GPU of this machine: what is killed, what is late, and what is left of it.
 
-`pytest -n 0 -rsP tests/e2e/gpu/test_device_faults.py -k real`. The same tests run on fake GPUs, with fewer turns. What
-a driver does with memory whose owner is killed is not known: a worker goes on, or ends with status 70. Both are right,
-and the test prints which it was.
+`pytest -n 0 -rsP --timeout-method=thread tests/e2e/gpu/test_device_faults.py -k real`. On fake GPUs the same tests run
+with fewer turns. What a driver does with memory whose owner is killed is not known: a worker goes on, or ends with
+status 70. Both are right, and the test prints which it was.
 """
 
 from __future__ import annotations
