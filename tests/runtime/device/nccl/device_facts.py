@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from collectived_runtime.device.nccl.communicators import (
 )
 from collectived_runtime.device.nccl.interface import (
     Nccl,
+    NcclBlock,
     NcclBuffers,
     NcclDataType,
     NcclError,
@@ -235,6 +237,73 @@ def reduce_and_broadcast_from_and_to_either_rank(rank: Rank) -> None:
     rank.end()
 
 
+def rows_are_gathered_and_scattered_in_place_too(rank: Rank) -> None:
+    made, dtype = rank.make(), NcclDataType.INT32
+    both = [brought(one, dtype) for one in range(2)]
+    joined, own = np.concatenate(both), rank.rank * both[0].nbytes
+    for send in (rank.send, rank.receive + own):
+        rank.put(np.zeros_like(joined), rank.receive)
+        rank.put(both[rank.rank], send)
+        buffers = NcclBuffers(send, rank.receive, both[0].size, dtype)
+        made.issue(lambda handle, buffers=buffers: rank.nccl.all_gather(buffers, handle, rank.stream))  # type: ignore[misc]
+        assert (rank.get(rank.receive, joined) == joined).all()
+    whole = [brought(one, dtype, joined.size) for one in range(2)]
+    piece = np.split(whole[0] + whole[1], 2)[rank.rank]
+    for receive in (rank.receive, rank.send + own):
+        rank.put(whole[rank.rank], rank.send)
+        buffers = NcclBuffers(rank.send, receive, piece.size, dtype)
+        made.issue(
+            lambda handle, buffers=buffers: rank.nccl.reduce_scatter(buffers, NcclOperation.SUM, handle, rank.stream)  # type: ignore[misc]
+        )
+        assert (rank.get(receive, piece) == piece).all()
+    rank.end()
+
+
+def what_is_called_in_a_group_is_carried_out_together(rank: Rank) -> None:
+    made, dtype, nccl = rank.make(), NcclDataType.INT32, rank.nccl
+    both = [brought(one, dtype) for one in range(2)]
+    cuts = [slice(0, 300), slice(300, 1000)]  # the shares of the two ranks
+
+    def run(calls: list[Callable[[int, int], None]]) -> None:
+        def issue(handle: int) -> None:
+            nccl.group_start()
+            try:
+                for call in calls:
+                    call(handle, rank.stream)
+            finally:
+                nccl.group_end()
+
+        made.issue(issue)
+
+    def buffers(cut: slice) -> NcclBuffers:
+        return NcclBuffers(rank.send + 4 * cut.start, rank.receive + 4 * cut.start, cut.stop - cut.start, dtype)
+
+    def block(address: int, start: int, count: int) -> NcclBlock:
+        return NcclBlock(address + 4 * start, count, dtype)
+
+    rank.put(both[rank.rank], rank.send)
+    run([partial(nccl.broadcast, buffers(cut), root) for root, cut in enumerate(cuts)])
+    expected = np.concatenate([both[root][cut] for root, cut in enumerate(cuts)])
+    assert (rank.get(rank.receive, expected) == expected).all()
+    run([partial(nccl.reduce, buffers(cut), NcclOperation.SUM, root) for root, cut in enumerate(cuts)])
+    own = cuts[rank.rank]
+    assert (rank.get(rank.receive, expected)[own] == (both[0] + both[1])[own]).all()
+    other = 1 - rank.rank
+    sent, received = (300, 700)[rank.rank], (300, 700)[other]
+    rank.put(np.zeros_like(expected), rank.receive)
+    run(
+        [
+            partial(nccl.send, block(rank.send, 0, 100), other),
+            partial(nccl.send, block(rank.send, 100, sent - 100), other),
+            partial(nccl.recv, block(rank.receive, 0, 100), other),
+            partial(nccl.recv, block(rank.receive, 100, received - 100), other),
+        ]
+    )
+    found = rank.get(rank.receive, expected)
+    assert (found[:received] == both[other][:received]).all() and not found[received:].any()
+    rank.end()
+
+
 def an_abort_while_a_kernel_waits_for_the_other_rank(rank: Rank) -> None:
     made = rank.make()
     rank.check_usable(made)  # whatever NCCL connects at the first collective is connected
@@ -367,6 +436,8 @@ RUNS: tuple[tuple[Fact, ...], ...] = (
         all_types_and_operations,
         a_large_value_and_one_that_is_reduced_in_place_and_an_empty_one,
         reduce_and_broadcast_from_and_to_either_rank,
+        rows_are_gathered_and_scattered_in_place_too,
+        what_is_called_in_a_group_is_carried_out_together,
         an_init_is_polled_until_the_other_rank_comes,
     ),
     (
