@@ -14,7 +14,6 @@ from collectived_proto.types import (
     AllGather,
     AllReduce,
     AllToAll,
-    AxisOperation,
     Broadcast,
     Collective,
     Layout,
@@ -43,16 +42,17 @@ def is_carried_on_gpus(collective: Collective) -> bool:
         return False
     if not isinstance(operation, _ROW_OPERATIONS):
         return isinstance(operation, _WHOLE_OPERATIONS)
-    return not (lacks_axis(collective) or (isinstance(operation, AllToAll) and operation.sizes))
+    return not lacks_axis(collective)
 
 
 def lay_out_device_rows(collective: Collective, layout: Layout, rank: int, size: int) -> DeviceRows | None:
     """Where a rank of a group of that size has its result; None where `layout` says so, or it is not carried on GPUs.
 
-    Of an all_gather it is where it lies if all ranks have as many rows as this one. Else it passes by the host.
+    Of an all_gather it is where it lies if all ranks have as many rows as this one, of an all_to_all with sizes if this
+    rank gets as many as it gives. Else it passes by the host.
     """
     operation = collective.operation
-    if not isinstance(operation, AxisOperation) or not is_carried_on_gpus(collective):
+    if not isinstance(operation, _ROW_OPERATIONS) or not is_carried_on_gpus(collective):
         return None
     found = [(0, 0, 0)] * len(layout.packs)
     end = 0
@@ -65,9 +65,9 @@ def lay_out_device_rows(collective: Collective, layout: Layout, rank: int, size:
     return DeviceRows(offsets, ends, counts, end)
 
 
-def _count_rows(operation: AxisOperation, length: int, rank: int, size: int) -> int:
+def _count_rows(operation: AllGather | ReduceScatter | AllToAll, length: int, rank: int, size: int) -> int:
     if isinstance(operation, AllGather):
         return length * size
     if isinstance(operation, ReduceScatter):
         return operation.sizes[rank] if operation.sizes else split_evenly(length, size)[rank]
-    return split_evenly(length, size)[rank] * size
+    return length if operation.sizes else split_evenly(length, size)[rank] * size

@@ -1,7 +1,7 @@
 """Calls on a GPU that cut values apart or join them. How many rows come is known when they have come.
 
-Where that is what this rank has reckoned with, they lie in its memory on the GPU. Else (ranks gave an all_gather other
-lengths) the worker brings them by the host, behind a header.
+Where that is what this rank has reckoned with, they lie in its memory on the GPU. Else (of an all_gather whose lengths
+differ, of an all_to_all with other sizes) the worker brings them by the host, behind a header.
 """
 
 from __future__ import annotations

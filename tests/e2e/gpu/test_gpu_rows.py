@@ -78,7 +78,7 @@ def test_all_to_all_sends_every_row_where_it_belongs(cluster: Cluster, length: i
     cluster.run(4, body, device="GPU:0")
 
 
-def test_lengths_that_differ_pass_by_the_host(cluster: Cluster) -> None:
+def test_lengths_that_differ_come_by_the_host(cluster: Cluster) -> None:
     def body(session: cd.Session, group: cd.Group) -> None:
         rows = [np.full((rank + 1, 2), rank, np.float64) for rank in range(3)]
         value = {"more": filled(session, rows[group.rank]), "same": filled(session, np.full(4, group.rank, np.int32))}
@@ -91,6 +91,19 @@ def test_lengths_that_differ_pass_by_the_host(cluster: Cluster) -> None:
         assert (np.asarray(out) == np.concatenate(rows)).all()
         work = group.all_gather(value, async_op=True)
         assert (on_host(work.wait()["more"]) == np.concatenate(rows)).all()
+
+    cluster.run(3, body, device="GPU:0")
+
+
+def test_rows_are_dealt_out_by_sizes(cluster: Cluster) -> None:
+    """Where every rank gets as many as it gives, and where not."""
+
+    def body(session: cd.Session, group: cd.Group) -> None:
+        for sizes in ([[2, 3, 4]] * 3, [[3, 3, 3]] * 3, [[2, 3, 4], [3, 4, 2], [4, 2, 3]]):
+            values = [np.arange(9, dtype=np.float32) + 10 * rank for rank in range(3)]
+            got = group.all_to_all(filled(session, values[group.rank]), sizes=sizes[group.rank])
+            parts = [np.split(value, np.cumsum(cut)[:-1])[group.rank] for value, cut in zip(values, sizes, strict=True)]
+            assert (on_host(got) == np.concatenate(parts)).all()
 
     cluster.run(3, body, device="GPU:0")
 

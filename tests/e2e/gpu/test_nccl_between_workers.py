@@ -145,9 +145,12 @@ def test_rows_of_the_host_and_of_other_axes_go_by_nccl_too(either: Cluster) -> N
     either.run(2, body, device="GPU:0")
 
 
-def test_lengths_that_differ_are_gathered_without_nccl(either: Cluster) -> None:
+def test_lengths_that_differ_go_by_nccl_and_come_by_the_host(either: Cluster) -> None:
     def body(session: cd.Session, group: cd.Group) -> None:
         rows = [np.full((rank + 1, 2), rank, np.float64) for rank in range(2)]
+        sizes = [(3, 1), (2, 2)][group.rank]
+        got = group.all_to_all(filled(session, np.full(4, group.rank)), sizes=sizes, options=NCCL)
+        assert np.asarray(got).tolist() == [[0, 0, 0, 1, 1], [0, 1, 1]][group.rank]
         assert (
             np.asarray(group.all_gather(filled(session, rows[group.rank]), options=NCCL)) == np.concatenate(rows)
         ).all()

@@ -282,7 +282,7 @@ def _make_partition_tasks(
         how = partition_leaf(operation, workers, index, leaf.shape[0], math.prod(leaf.shape[1:]), rows)
         carried.append(replace(pack, count=how.count, result_offset=result_bytes))
         result_bytes += align_up(how.output_count * pack.result_dtype.itemsize)
-        name, why = select_partition_algorithm(collective, topology, pack, rows)
+        name, why = select_partition_algorithm(collective, topology, pack)
         plan, plan_hash = how.plan, digest(f"{described}|{number}")
         gpu_rows: tuple[GpuRows, ...] = ()
         if name == NCCL:

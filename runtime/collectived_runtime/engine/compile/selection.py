@@ -29,7 +29,6 @@ from collectived_runtime.device.cuda.kernels import MOST_SOURCES
 from collectived_runtime.device.nccl.interface import element_layout
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.compile.blocks import BlockLayout
-from collectived_runtime.engine.compile.partition import Rows
 from collectived_runtime.plan.packing import select_leaf_tier
 
 SEGMENT_BYTES = 8 << 20  # of a pack that passes between GPUs and hosts: while one is copied, others are on the wire
@@ -130,7 +129,7 @@ def _check_nccl(tier: Tier, operation: Operation, topology: GroupTopology, pack:
 
 def _nccl_unsupported_reason(operation: Operation, topology: GroupTopology, pack: Pack, inside: bool = False) -> str:
     """Why NCCL cannot carry out an operation on a pack, between all GPUs or `inside` of workers, or ''."""
-    if not isinstance(operation, _NCCL_OPERATIONS) or (isinstance(operation, AllToAll) and operation.sizes):
+    if not isinstance(operation, _NCCL_OPERATIONS):
         return f"NCCL is not asked for {operation}"
     if isinstance(operation, Reduction):
         how = Arithmetic(operation.reduce_op, pack.dtype, pack.result_dtype, topology.group.size)
@@ -139,14 +138,14 @@ def _nccl_unsupported_reason(operation: Operation, topology: GroupTopology, pack
     return topology.nccl_unavailable_reason or ("" if inside else topology.nccl_mismatch_reason)
 
 
-def select_partition_algorithm(
-    collective: Collective, topology: GroupTopology, pack: Pack, rows: Rows
-) -> tuple[str, str]:
+def select_partition_algorithm(collective: Collective, topology: GroupTopology, pack: Pack) -> tuple[str, str]:
     """The algorithm of what cuts values or joins them, and why."""
     operation, falls = collective.operation, ""
     if collective.implementation is _NCCL and len(topology.gpus) > 1:
-        refusal = _rows_unsupported_reason(operation, topology, rows)
-        refusal = refusal or _nccl_unsupported_reason(operation, topology, pack)
+        most = max(map(len, topology.ranks_by_gpu))
+        refusal = _nccl_unsupported_reason(operation, topology, pack)
+        if not refusal and isinstance(operation, ReduceScatter) and most > MOST_SOURCES:
+            refusal = f"{most} ranks are on one GPU, and {MOST_SOURCES} can be folded at once"
         if not refusal:
             return NCCL, _NCCL_HINT_REASON
         falls = f"; the hint NCCL cannot be followed here: {refusal}"
@@ -154,13 +153,3 @@ def select_partition_algorithm(
         return _LOCAL_SELECTION.algorithm, f"{_LOCAL_SELECTION.reason}{falls}"
     name = "ring" if isinstance(operation, (AllGather, ReduceScatter)) else "direct"
     return name, f"it carries every {str(operation).partition('(')[0]}{falls}"
-
-
-def _rows_unsupported_reason(operation: Operation, topology: GroupTopology, rows: Rows) -> str:
-    """Why NCCL cannot carry out what cuts values or joins them, or ''."""
-    if isinstance(operation, AllGather) and len({tuple(row) for row in rows}) > 1:
-        return "ranks gave different lengths"
-    most = max(map(len, topology.ranks_by_gpu))
-    if isinstance(operation, ReduceScatter) and most > MOST_SOURCES:
-        return f"{most} ranks are on one GPU, and {MOST_SOURCES} can be folded at once"
-    return ""

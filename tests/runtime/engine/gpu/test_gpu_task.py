@@ -18,7 +18,6 @@ from collectived_proto.ipc import messages
 from collectived_proto.numpy_types import from_numpy
 from collectived_proto.types import (
     AllReduce,
-    AllToAll,
     Broadcast,
     Collective,
     DType,
@@ -410,7 +409,6 @@ def test_memory_is_freed_when_nobody_looks_into_it(party: Make) -> None:
     ("operation", "output", "event", "why"),
     [
         (Gather(), None, 0, "in the memory of a GPU"),
-        (AllToAll(0, (10,)), None, 0, "in the memory of a GPU"),
         (AllReduce(ReduceOp.SUM), (HOST, 0), 0, "into memory of the host"),
         (AllReduce(ReduceOp.SUM), (GPU, ARENA_BYTES), 0, "bytes of"),
         (AllReduce(ReduceOp.SUM), (GPU, 0), 3, "event 3, which was never named"),

@@ -128,21 +128,45 @@ def test_no_rows_need_no_call(cluster: Make, operation: Operation) -> None:
     assert not there.calls
 
 
-def test_lengths_that_differ_are_carried_without_nccl_and_status_says_why(cluster: Make) -> None:
-    there = cluster(2)
-    group = there.group((1, 1), (0, 0))
-    values = [np.full(rank + 1, rank, np.float32) for rank in range(2)]
-    for got in run(group, AllGather(), values):
+@pytest.mark.parametrize(("hosts", "places"), ALL_LAYOUTS.values(), ids=ALL_LAYOUTS)
+def test_lengths_that_differ_go_by_nccl_and_come_by_the_host(
+    cluster: Make, hosts: tuple[Any, ...], places: tuple[int, ...]
+) -> None:
+    there, size = cluster(len(hosts)), len(places)
+    values = [np.full(5 * rank * rank + 1, rank, np.float32) for rank in range(size)]
+    for got in run(there.group(hosts, places), AllGather(), values):
         assert (got == np.concatenate(values)).all()
+    assert there.calls and not there.lost
+
+
+@pytest.mark.parametrize(("hosts", "places"), ALL_LAYOUTS.values(), ids=ALL_LAYOUTS)
+@pytest.mark.parametrize("is_even", [True, False])
+def test_rows_are_dealt_out_by_sizes(
+    cluster: Make, hosts: tuple[Any, ...], places: tuple[int, ...], is_even: bool
+) -> None:
+    there, size = cluster(len(hosts)), len(places)
+    group = there.group(hosts, places)
+    sizes = [[3 if is_even else 1 + rank + 2 * to for to in range(size)] for rank in range(size)]
+    values = [np.arange(sum(one), dtype=np.int16) + 100 * rank for rank, one in enumerate(sizes)]
+    for rank, value in enumerate(values):
+        group.submit(rank, [value], AllToAll(0, tuple(sizes[rank])), **NCCL)
+    for rank in range(size):
+        done = group.world.ranks[rank].done()
+        parts = [np.split(value, np.cumsum(cut)[:-1])[rank] for value, cut in zip(values, sizes, strict=True)]
+        assert (group.rows(rank, np.int16, done) == np.concatenate(parts)).all()
+        assert not is_even or places[rank] < 0 or not done.has_result
+    assert there.calls and not there.lost
+
+
+def test_what_nccl_does_not_take_goes_without_it_and_status_says_why(cluster: Make) -> None:
+    there = cluster(2)
+    group, values = there.group((1, 1), (0, 0)), values_of(2, 10, np.int16)
+    for rank, got in enumerate(run(group, SUM, values)):
+        assert (got == np.split(values[0] + values[1], 2)[rank]).all()
     assert not there.calls
-    (program,) = [
-        one
-        for one in group.world.group_loops[0]._programs._programs.values()
-        if one.collective.operation == AllGather()
-    ]
-    assert program.reasons == {
-        "ring": "it carries every all_gather; the hint NCCL cannot be followed here: ranks gave different lengths"
-    }
+    (program,) = group.world.group_loops[0]._programs._programs.values()
+    why = "it carries every reduce_scatter; the hint NCCL cannot be followed here: NCCL has no sum of int16"
+    assert program.reasons == {"ring": why}
 
 
 def test_ranks_that_differ_are_found_out_before_nccl_is_called(cluster: Make) -> None:

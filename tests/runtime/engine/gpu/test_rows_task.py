@@ -99,6 +99,23 @@ def test_lengths_that_differ_come_by_a_slot_of_the_host(
         assert (ranks.rows(rank, np.float32, done) == np.concatenate(values)).all()
 
 
+@pytest.mark.parametrize(("hosts", "places"), LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("is_even", [True, False])
+def test_rows_are_dealt_out_by_sizes(
+    party: Make, hosts: tuple[int, ...], places: tuple[int, ...], is_even: bool
+) -> None:
+    ranks, size = party(hosts, places), len(places)
+    sizes = [[3 if is_even else 1 + rank + 2 * to for to in range(size)] for rank in range(size)]
+    values = [np.arange(sum(one), dtype=np.int16) + 100 * rank for rank, one in enumerate(sizes)]
+    for rank, value in enumerate(values):
+        ranks.submit(rank, [value], AllToAll(0, tuple(sizes[rank])))
+    for rank in range(size):
+        done = ranks.world.ranks[rank].done()
+        parts = [np.split(value, np.cumsum(cut)[:-1])[rank] for value, cut in zip(values, sizes, strict=True)]
+        assert (ranks.rows(rank, np.int16, done) == np.concatenate(parts)).all()
+        assert not is_even or done.has_result == (places[rank] < 0)
+
+
 def test_one_rank_may_fit_where_others_do_not(party: Make) -> None:
     """Three ranks with 1, 2 and 3 rows have 6: as many as the second one has reckoned with."""
     ranks = party((3,), (0, 0, 0))
