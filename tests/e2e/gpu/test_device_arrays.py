@@ -72,8 +72,13 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int
 
 
 @pytest.fixture(params=[1, 2], ids=["one worker", "two workers"])
-def cluster(request: pytest.FixtureRequest, library: ArrayLibrary, clusters: Callable[[int, bool], Cluster]) -> Cluster:
-    return clusters(request.param, library.real)
+def cluster(
+    request: pytest.FixtureRequest, library: ArrayLibrary, clusters: Callable[[int, bool], Cluster]
+) -> Iterator[Cluster]:
+    yield clusters(request.param, library.real)
+    cuda = driver.get_cuda()
+    if isinstance(cuda, FakeClientCuda):
+        cuda.free_all()
 
 
 def value_of(rank: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

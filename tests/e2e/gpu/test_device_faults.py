@@ -159,6 +159,7 @@ def test_a_worker_that_is_killed_amid_collectives(
                     if rank == 1 and number == 20:
                         cluster.workers[1].process.kill()
                     group.all_reduce("sum", x, options=options.merge(cd.CommunicationOptions(timeout_seconds=40)))
+            x.free()
             return caught.value
 
     with ThreadPoolExecutor(2) as pool:
