@@ -60,7 +60,7 @@ test-unit: $(READY) ## run the tests that start no daemons: a minute
 
 test-torch: $(TORCH_VENV)/installed $(NATIVE) ## run the tests that need PyTorch, and all of PyTorch's own, in an environment of their own
 	COLLECTIVED_TEST_UPSTREAM=1 $(TORCH_VENV)/bin/python -m pytest -o faulthandler_timeout=0 $(PYTEST_OPTIONS) tests/client/integrations tests/client/values/test_indexed_slices.py tests/proto/test_reduce_op.py tests/e2e/torch \
-	    tests/e2e/examples/test_torch_elastic_example.py tests/e2e/examples/test_torch_frameworks.py tests/docs/test_examples.py tests/docs/test_snippets.py tests/benchmarks/test_gpus.py tests/e2e/gpu/test_torch_tensors.py
+	    tests/e2e/examples/test_torch_elastic_example.py tests/e2e/examples/test_torch_frameworks.py tests/docs/test_examples.py tests/docs/test_snippets.py tests/benchmarks/test_gpus.py tests/benchmarks/test_gpu_training.py tests/e2e/gpu/test_torch_tensors.py
 
 test-mpi: $(READY) .$(MPI4PY)/test ## run mpi4py's own tests over collectived.mpi: four minutes
 	COLLECTIVED_TEST_MPI4PY=$(CURDIR)/.$(MPI4PY) $(BIN)/python -m pytest -n 0 -rs tests/e2e/mpi
