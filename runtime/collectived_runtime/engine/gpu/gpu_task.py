@@ -30,6 +30,7 @@ from collectived_runtime.device.nccl.interface import NcclError
 from collectived_runtime.engine.base.memory_budget import MemoryExhausted
 from collectived_runtime.engine.clients.local_rank import HostOrGpuBytes
 from collectived_runtime.engine.compile.partition import Window
+from collectived_runtime.engine.gpu.spreading import plan_copies
 from collectived_runtime.engine.run.host_task import (
     copy_in_stretches,
     copy_over,
@@ -142,19 +143,22 @@ class GpuTask:
         pack, span, how = self.task.pack, self.task.span, self.arithmetic
         size, cuda = pack.result_dtype.itemsize, gpu.cuda
         targets = [output[pack.result_offset :] for output in self.context.outputs]
-        folded = 1 if how is None else MOST_OUTPUTS  # so many are written at once; the others are copied from the first
 
         def work(stream: int) -> None:
             for together in zip(*ranks, strict=True):
                 start, count = together[0].start, together[0].stop - together[0].start
                 addresses = [address_of(piece.memory) for piece in together]
-                into = [target.address + start * size for target in targets[:folded]]
+                into = [target.address + start * size for target in targets]
                 if how is None:
-                    cuda.copy(into[0], addresses[0], count * size, stream)
+                    for step in plan_copies(cuda, addresses[0], into, count * size):
+                        step(stream)
                 else:
-                    cuda.fold(make_fold_spec(how, widen=True, finish=True), addresses, into, count, stream)
+                    spec = make_fold_spec(how, widen=True, finish=True)
+                    cuda.fold(spec, addresses, into[:MOST_OUTPUTS], count, stream)
+            if how is None:
+                return
             begin, nbytes = span.start * size, len(span) * size
-            for target in targets[folded:]:
+            for target in targets[MOST_OUTPUTS:]:  # what one kernel does not write
                 cuda.copy(target.address + begin, targets[0].address + begin, nbytes, stream)
 
         self.submit(gpu, work)

@@ -23,6 +23,7 @@ from collectived_runtime.device.launch_thread import Work
 from collectived_runtime.engine.clients.local_rank import HostOrGpuBytes
 from collectived_runtime.engine.compile.partition import Partition
 from collectived_runtime.engine.gpu.gpu_task import GpuTask, address_of, make_fold_spec
+from collectived_runtime.engine.gpu.spreading import plan_copies
 from collectived_runtime.engine.run import host_task
 from collectived_runtime.engine.run.schedule import Wait
 from collectived_runtime.engine.run.task import TaskContext
@@ -89,18 +90,17 @@ class RowsTask(GpuTask):
         return found
 
     def _list_copies(self, gpu: Gpu, contributed: Mapping[int, HostOrGpuBytes]) -> list[Work]:
-        """Each rank's rows, from where they lie; equal results, as of an all_gather, are copied from the first one."""
+        """Each rank's rows, from where they lie; those of equal results, as of an all_gather, are read once for all."""
         size = self.task.pack.dtype.itemsize
-        made: dict[Pieces, Region] = {}
+        alike: dict[Pieces, list[int]] = {}
+        for rank in self.targets:
+            alike.setdefault(self.cut.pieces[rank], []).append(rank)
         found: list[Work] = []
-        for rank, target in self.targets.items():
-            same = made.setdefault(self.cut.pieces[rank], target)
-            if same is not target and len(target):
-                found.append(partial(gpu.cuda.copy, target.address, same.address, len(target)))
-            for part in self.cut.trace_result(rank, self.cut.local_copies) if same is target else ():
+        for ranks in alike.values():
+            for part in self.cut.trace_result(ranks[0], self.cut.local_copies):
                 source = address_of(contributed[part.rank]) + part.start * size
-                nbytes = (part.stop - part.start) * size
-                found.append(partial(gpu.cuda.copy, target.address + part.target * size, source, nbytes))
+                into = [self.targets[rank].address + part.target * size for rank in ranks]
+                found += plan_copies(gpu.cuda, source, into, (part.stop - part.start) * size)
         self.context.tools.counters.copied_bytes += sum(map(len, self.targets.values()))
         return found
 

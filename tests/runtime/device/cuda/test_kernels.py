@@ -19,6 +19,7 @@ from collectived_proto.types import DType, ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic, unsupported_reason
 from collectived_runtime.device.cuda.driver import FoldSpec
 from collectived_runtime.device.cuda.kernels import PACK_BYTES, generate_source, pack_width
+from collectived_runtime.engine.gpu.spreading import WORDS, make_move_spec
 from collectived_runtime.plan.packing import result_dtype
 
 COMPILER = shutil.which("g++")
@@ -68,6 +69,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
             names[fold] = name
             text = generate_source(fold, count, outs).replace('extern "C" __global__', "static")
             parts.append(f"namespace of_{name} {{\n{text}\n{_ENTRY % (name, count, outs)}\n}}\n")
+    for word in WORDS:
+        name = names[make_move_spec(word)] = f"move_{word.label}"
+        text = generate_source(make_move_spec(word), 1, 3).replace('extern "C" __global__', "static")
+        parts.append(f"namespace of_{name} {{\n{text}\n{_ENTRY % (name, 1, 3)}\n}}\n")
     (place / "kernels.cpp").write_text("".join(parts))
     library = place / "kernels.so"
     line = [COMPILER, "-O1", "-fwrapv", "-ffp-contract=off", "-w", "-shared", "-fPIC", "-o", str(library)]
@@ -112,6 +117,15 @@ def same(got: NDArray[Any], expected: NDArray[Any]) -> bool:
     if got.dtype.kind == "c":  # NumPy multiplies and divides them with roundings of its own
         return np.allclose(got, expected, rtol=1e-5 if got.dtype == np.complex64 else 1e-13)
     return np.array_equal(got.astype(np.float64), expected.astype(np.float64), equal_nan=True)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["elements", "packs"])
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: word.label)
+def test_a_kernel_of_one_source_writes_it_as_it_is_to_every_place(word: DType, packed: bool, folder: Folder) -> None:
+    value = values(word, 5)
+    outs = [np.zeros_like(value) for _ in range(3)]
+    folder(make_move_spec(word), [value], outs, packed)
+    assert all((out == value).all() for out in outs)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

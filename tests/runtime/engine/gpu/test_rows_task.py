@@ -69,12 +69,13 @@ def test_what_meets_on_one_gpu_never_leaves_it(party: Make) -> None:
     ranks, values = party((3,), (0, 0, 0)), values_of(3, 300)
     (cuda,) = ranks.cudas
     run(ranks, AllGather(), values)
-    assert cuda.copied_bytes == 3 * 3600, "each rank's result is written once"
+    assert [sources for _, sources in cuda.folds] == [1, 1, 1], "a kernel reads each value once for all results"
+    assert cuda.copied_bytes == 0
     run(ranks, AllToAll(), values)
-    assert cuda.copied_bytes == 3 * 3600 + 3 * 1200
+    assert cuda.copied_bytes == 3 * 1200
     run(ranks, SUM, values)
-    assert cuda.copied_bytes == 3 * 3600 + 3 * 1200, "each rank's piece is folded to where it belongs"
-    assert [sources for _, sources in cuda.folds] == [3, 3, 3]
+    assert cuda.copied_bytes == 3 * 1200, "each rank's piece is folded to where it belongs"
+    assert [sources for _, sources in cuda.folds] == [1, 1, 1, 3, 3, 3]
     assert not any(gpu.pinned._free or gpu.scratch._free for gpu in ranks.gpus)
 
 
