@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from tests.fork_server import STATUS, Request
+from tests.waiting import is_readable
 
 _ROOT = Path(__file__).parents[1]
 _ENVIRONMENT = dict(os.environ)  # before any test has changed it: one may look for processes that have what it set
@@ -157,7 +157,7 @@ class ForkedProcess:
             self._said[stream] = stream.read()
 
     def _await_end(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._ended], [], [], timeout)[0]:
+        if self.returncode is None and is_readable(self._ended, timeout):
             told = self._ended.read()
             assert told, "the fork server has ended before this process"
             (self.returncode,) = STATUS.unpack(told)

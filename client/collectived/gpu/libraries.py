@@ -18,6 +18,7 @@ from collectived.gpu.array import LEGACY_STREAM, DeviceArray
 from collectived.gpu.driver import get_cuda
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_JAX_ALIGNMENT = 16  # bytes
 
 
 class _CudaInterfaceView:
@@ -101,14 +102,15 @@ def to_jax(array: DeviceArray | NDArray[Any], device: int) -> Any:
     """A JAX array on that device, in memory of JAX's own, written when this returns.
 
     JAX launches what reads an array on streams that nobody else knows, and may let go of it before that is over: by
-    then memory that is shared might hold another result. 64-bit types become 32-bit ones unless JAX has x64 enabled.
+    then memory that is shared might hold another result. It reads nothing that does not begin at a multiple of 16
+    bytes: such a leaf of a nest passes by the host. 64-bit types become 32-bit ones unless JAX has x64 enabled.
     """
     jax = sys.modules["jax"]
-    if isinstance(array, DeviceArray):
+    if isinstance(array, DeviceArray) and array.address % _JAX_ALIGNMENT == 0:
         shared = dlpack.hand_over(array, jax.numpy.from_dlpack)
         return jax.numpy.array(shared, copy=True).block_until_ready()
     there = next(one for one in jax.local_devices(backend="gpu") if one.local_hardware_id == device)
-    return jax.device_put(array, there)
+    return jax.device_put(np.asarray(array), there)
 
 
 def to_dlpack(take: Callable[[Any], Any] | None) -> Callable[[DeviceArray | NDArray[Any], int], Any]:

@@ -96,8 +96,10 @@ class Daemon:
     def _first_line(self, timeout: float) -> str:
         assert self.process.stdout
         pipe, seen, end = self.process.stdout.fileno(), b"", time.monotonic() + timeout
+        poll = select.poll()  # select() takes no descriptor from 1024 on
+        poll.register(pipe, select.POLLIN)
         while b"\n" not in seen:
-            if not select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
+            if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
                 return ""
             piece = os.read(pipe, 65536)
             if not piece:

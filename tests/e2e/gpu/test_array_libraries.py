@@ -51,6 +51,18 @@ def test_jax_arrays_are_read_where_they_lie_and_come_back_in_memory_of_jax(
     assert not dlpack._exported
 
 
+def test_leaves_for_jax_that_do_not_begin_at_16_bytes_come_back_too(
+    worker: Cluster, cuda: FakeClientCuda, jax: FakeJax
+) -> None:
+    def body(session: cd.Session, group: cd.Group) -> None:
+        value = [jax.ArrayImpl(own(cuda, np.full(n, n, np.float32))) for n in (1, 3, 5, 100, 2)]
+        found = group.all_reduce("sum", value)
+        for x, y in zip(value, found, strict=True):
+            assert type(y) is jax.ArrayImpl and (y.host == 2 * x.host).all()
+
+    worker.run(2, body, device="GPU:0")
+
+
 def test_jax_arrays_that_pass_by_the_host_come_back_on_their_gpu(
     worker: Cluster, cuda: FakeClientCuda, jax: FakeJax
 ) -> None:

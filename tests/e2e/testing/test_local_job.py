@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import sys
 import threading
@@ -24,6 +26,20 @@ with cd.connect() as session, session.join() as group:
 def job() -> Iterator[cd.testing.LocalJob]:
     with cd.testing.local(workers=2) as made:
         yield made
+
+
+def test_a_program_with_many_descriptors_starts_daemons_too() -> None:
+    """select() takes none from 1024 on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 4096:
+        pytest.skip(f"this process may have {hard} descriptors, of which it takes more than 1024")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
+    with contextlib.ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            held.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        with cd.testing.local() as job:
+            assert job.run(lambda group: group.all_reduce("sum", group.rank), ranks=2) == [1, 1]
 
 
 def test_threads_are_ranks(job: cd.testing.LocalJob) -> None:

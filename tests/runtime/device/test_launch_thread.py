@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.cuda import FakeCuda, view_host_memory
+from tests.waiting import settle
 
 from collectived_runtime.device.cuda.driver import CudaError
 from collectived_runtime.device.launch_thread import LaunchThread
@@ -168,3 +169,16 @@ def test_what_is_under_way_keeps_what_it_works_on_though_nobody_wants_it(
     assert launch.wait(20)
     gc.collect()
     assert kept() is None
+
+
+def test_what_has_ended_keeps_nothing_though_nothing_else_is_submitted(launching: LaunchThread) -> None:
+    class Memory:
+        def finish(self) -> None:
+            pass
+
+    memory = Memory()
+    kept = weakref.ref(memory)
+    launch = launching.submit(lambda _: None, memory.finish)
+    assert launch.wait(20)
+    del launch, memory
+    settle(lambda: gc.collect() is not None and kept() is None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import queue
-import select
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.waiting import is_readable
 
 from collectived_proto.codec import verdict_from_proto
 from collectived_proto.devices import DeviceName
@@ -166,7 +166,7 @@ class Rank:
     def hear(self, timeout: float = 10.0) -> messages.Completion | messages.Withdrawal | tuple[int, Verdict]:
         """The next completion, withdrawal or failure; arenas are taken in passing."""
         while True:
-            assert select.select([self.doorbell], [], [], timeout)[0], f"rank {self.rank} heard nothing for {timeout} s"
+            assert is_readable(self.doorbell, timeout), f"rank {self.rank} heard nothing for {timeout} s"
             data, descriptors, _, _ = socket.recv_fds(self.doorbell, messages.MAX_MESSAGE, 1)
             kind = messages.parse_type(data)
             if kind is messages.MessageType.NO_SEGMENT:
@@ -225,7 +225,7 @@ class Rank:
 
     def _next(self, kind: messages.MessageType) -> bytes:
         while True:
-            assert select.select([self.doorbell], [], [], 10.0)[0], f"rank {self.rank} did not hear {kind.name}"
+            assert is_readable(self.doorbell, 10.0), f"rank {self.rank} did not hear {kind.name}"
             data = self.doorbell.recv(messages.MAX_MESSAGE)
             if messages.parse_type(data) is not messages.MessageType.NO_SEGMENT:
                 assert messages.parse_type(data) is kind
