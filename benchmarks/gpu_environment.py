@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 _LIBRARIES = (
     "torch",
@@ -28,6 +30,12 @@ def describe() -> Iterator[str]:
     for name, version in sorted(_versions()):
         yield f"{name} {version}"
     yield from _ask_bindings()
+
+
+def driver_version(file: Path) -> str:
+    """Of the kernel module, as that file says; where there is none, that it is not known."""
+    found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", file.read_text()) if file.exists() else None
+    return found[1] if found else "not known"
 
 
 def _ask_driver() -> Iterator[str]:

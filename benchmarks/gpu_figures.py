@@ -94,7 +94,7 @@ def one_gpu_table(figures: Sequence[Figure], ranks: int) -> str:
         if one.variant == COPY:
             continue
         row = "the kernel alone" if one.name == DEVICE else f"**{OURS}**, {_arrays(one.variant)}"
-        part = f" ({number(traffic_part(one, limit))})" if limit else ""
+        part = f" ({traffic_part(one, limit):.2f})" if limit else ""
         rows.setdefault(row, {})[one.bytes] = duration(one.seconds) + part
     return _table(f"{ranks} ranks of one GPU", rows)
 

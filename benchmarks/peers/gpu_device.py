@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.gpu_environment import driver_version
 from benchmarks.gpu_values import ITEM
 from benchmarks.peers import COPY
 from collectived_proto.ipc.cuda import call_driver
@@ -86,12 +86,6 @@ def _stream(handle: int) -> object:
     from cuda.bindings import driver
 
     return driver.CUstream(handle)
-
-
-def driver_version(file: Path) -> str:
-    """Of the kernel module, as that file says; where there is none, that it is not known."""
-    found = re.search(r"Kernel Module\D*([\d.]+)", file.read_text()) if file.exists() else None
-    return found[1] if found else "not known"
 
 
 def start() -> Device:
