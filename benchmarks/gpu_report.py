@@ -23,7 +23,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 600.0  # seconds of a step
 TIMED_OUT = 124  # as `timeout` ends
-_PYTEST = ("-m", "pytest", "-n", "6", "-p", "no:cacheprovider", "--tb=short", "-rfEs")
+# A call that hangs in the driver holds up the signal by which a test is usually ended: a thread ends the process.
+_PYTEST = ("-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-rfEsP", "--timeout-method=thread")
+_ARRAYS = "tests/e2e/gpu/test_device_arrays.py"
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,23 @@ STEPS: Mapping[str, Step] = {
     "environment": Step("driver, libraries and their versions", ("-m", "benchmarks.gpu_environment")),
     "tests": Step(
         "driver, kernels, shared memory, events, collectives",
-        (*_PYTEST, "tests/fakes", "tests/runtime/device", "tests/e2e/gpu", "-k", "not device_faults"),
+        (
+            *(*_PYTEST, "-n", "6", "tests/fakes", "tests/runtime/device", "tests/e2e/gpu"),
+            *("-k", "not device_arrays and not device_faults and not on_device"),
+        ),
     ),
-    "faults": Step("killed processes, deadlines, flat memory", (*_PYTEST, "tests/e2e/gpu", "-k", "device_faults")),
+    # Each library in a process of its own, which has nothing of the others' memory.
+    "cupy": Step("arrays of CuPy in all collectives", (*_PYTEST, "-n", "0", _ARRAYS, "-k", "cupy-real")),
+    "torch": Step("arrays of PyTorch in all collectives", (*_PYTEST, "-n", "0", _ARRAYS, "-k", "torch-real")),
+    "jax": Step("arrays of JAX in all collectives", (*_PYTEST, "-n", "0", _ARRAYS, "-k", "jax-real")),
+    "bindings": Step(
+        "the three bindings of NCCL",
+        (*_PYTEST, "-n", "0", "tests/runtime/device/nccl/test_binding_on_device.py", "-k", "not stand-in"),
+    ),
+    "faults": Step(
+        "killed processes, deadlines, flat memory",
+        (*_PYTEST, "-n", "0", "tests/e2e/gpu/test_device_faults.py", "-k", "real"),
+    ),
     "figures": Step("time of collectives beside NCCL's", ("-m", "benchmarks.gpus")),
     "training": Step("data-parallel training beside NCCL's", ("-m", "benchmarks.gpu_training")),
 }

@@ -46,5 +46,5 @@ def test_a_step_is_broken_off_at_its_limit_with_all_that_it_has_started(tmp_path
 def test_an_unknown_step_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gpu_report.main([str(tmp_path / "none"), "nonsense"])
-    assert "unknown step 'nonsense': expected one of environment, tests, faults" in capsys.readouterr().err
+    assert f"unknown step 'nonsense': expected one of {', '.join(gpu_report.STEPS)}" in capsys.readouterr().err
     assert not os.path.exists(tmp_path / "none")
