@@ -132,7 +132,8 @@ class ForkedProcess:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended in between
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL."""
