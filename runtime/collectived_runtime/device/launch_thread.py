@@ -27,6 +27,10 @@ CLOSE_WITHIN = 5.0  # seconds in which what was launched comes to its end when t
 Work = Callable[[int], None]  # puts work on a stream
 
 
+def _nothing() -> None:
+    pass
+
+
 class Launch:
     """Work on a GPU.
 
@@ -98,9 +102,10 @@ class Launch:
 
     def finish(self, failed: BaseException | None = None) -> None:
         self.error = failed
-        self._work = None
+        self._work = self._check = None
         self._ended.set()
-        self._on_done()
+        over, self._on_done = self._on_done, _nothing  # a task that has ended is not kept by what it has launched
+        over()
 
     def cancel(self) -> None:
         """What has not begun will not. What has keeps what it reads and writes until it ends, and nobody waits."""
@@ -220,7 +225,11 @@ class LaunchThread:
             launch.enqueue(self._stream)
         except Exception as error:  # whoever waits for it raises it; some of it may be under way
             launch.fail(error)
-        self._cuda.record(launch.event, self._stream)
+        try:
+            self._cuda.record(launch.event, self._stream)
+        except Exception as error:  # nobody will know when it ends: the GPU is given up where that is wanted
+            launch.fail(error)
+            return
         launch.started_at = time.monotonic()
         self._in_flight.append(launch)
         launch.notify_enqueued()

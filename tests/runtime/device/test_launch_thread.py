@@ -182,3 +182,35 @@ def test_what_has_ended_keeps_nothing_though_nothing_else_is_submitted(launching
     assert launch.wait(20)
     del launch, memory
     settle(lambda: gc.collect() is not None and kept() is None)
+
+
+def test_a_task_is_not_kept_by_what_it_has_launched(launching: LaunchThread) -> None:
+    class Task:
+        def __init__(self) -> None:
+            self.launch = launching.submit(lambda _: None, self.look, check=self.look)
+
+        def look(self) -> None:
+            pass
+
+    gc.disable()
+    try:
+        task = Task()
+        kept = weakref.ref(task)
+        assert task.launch.wait(20)
+        del task
+        settle(lambda: kept() is None)
+    finally:
+        gc.enable()
+
+
+def test_work_whose_end_nobody_will_know_has_failed_and_not_ended(
+    cuda: FakeCuda, launching: LaunchThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def record(event: int, stream: int) -> None:
+        raise CudaError("cuEventRecord", 700, "refused")
+
+    monkeypatch.setattr(cuda, "record", record)
+    told = threading.Event()
+    launch = launching.submit(lambda _: None, told.set)
+    assert told.wait(20)
+    assert isinstance(launch.error, CudaError) and launch.done and not launch.has_ended

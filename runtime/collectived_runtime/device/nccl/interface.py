@@ -164,6 +164,10 @@ class Capabilities:
     max_count: int
 
 
+# Of one call, by whatever binding a worker has: another one may have another, and their calls must be the same.
+MOST_ELEMENTS = (1 << 31) - 1
+
+
 def split_count(count: int, most: int) -> Iterator[tuple[int, int]]:
     """(start, elements) of the calls that together take `count` elements, `most` at a time; at least one call."""
     for start in range(0, max(count, 1), most):

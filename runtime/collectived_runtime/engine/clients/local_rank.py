@@ -249,6 +249,7 @@ class InputBuffers:
         if len(gpus) > 1 or len((gpus | {_gpu_of(self.output)}) - {None}) > 1:
             raise messages.MalformedMessage(f"{prepared.op} with a value that lies in several memories")
         widths = [_MAX_ITEMSIZE] if self.is_staged else [leaf.dtype.itemsize for leaf in prepared.collective.leaves]
+        widths = widths if self._parts else []  # who contributes nothing may name a place for its result all the same
         for part, width in zip([*self._parts, self.output], [*widths, _MAX_ITEMSIZE], strict=True):
             if isinstance(part, Region) and part.address % width:  # a kernel that reads it would end the GPU's context
                 raise messages.MalformedMessage(

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from collectived_proto.types import AllGather, AxisOperation, ReduceScatter
+from collectived_runtime.device.nccl.interface import MOST_ELEMENTS
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.compile.partition import Partition, RanksByWorker, Rows, partition_leaf
 from collectived_runtime.plan.moves import RecvMove, SendMove, Span
-
-MOST_ELEMENTS = (1 << 31) - 1  # of one call, by whatever binding a worker has: what is gathered in parts lies otherwise
 
 
 class RowsCallKind(enum.Enum):
@@ -97,6 +96,7 @@ def _share_calls(
     lengths = {len(share) for share in shares}
     if lengths == {0}:
         return ()
+    # What is gathered in several calls lies otherwise.
     if len(lengths) == 1 and len(shares[me]) * units <= MOST_ELEMENTS:
         return (RowsCall(together, shares[me]),)
     return tuple(RowsCall(one_by_one, share, gpu) for gpu, share in enumerate(shares) if len(share))

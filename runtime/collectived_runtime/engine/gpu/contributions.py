@@ -17,6 +17,7 @@ from collectived_runtime.device.gpus import Gpu, Region
 from collectived_runtime.device.launch_thread import Work
 from collectived_runtime.device.nccl.communicators import Communicator
 from collectived_runtime.device.nccl.interface import (
+    MOST_ELEMENTS,
     ElementLayout,
     NcclDataType,
     NcclOperation,
@@ -166,7 +167,8 @@ def to_nccl(how: Arithmetic | None, itemsize: int) -> tuple[ElementLayout, NcclO
 
 def issue_in_chunks(communicator: Communicator, count: int, size: int, call: Callable[[int, int, int], None]) -> None:
     """call(byte offset, elements, handle) of `count` elements of `size` bytes, in as many calls as it takes."""
-    for start, length in split_count(count, communicator.nccl.capabilities.max_count):
+    most = min(communicator.nccl.capabilities.max_count, MOST_ELEMENTS)
+    for start, length in split_count(count, most):
         communicator.issue(partial(call, start * size, length))
 
 

@@ -7,14 +7,12 @@ event only when the device is idle: that is done aside, for only the group loop 
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from collectived_proto.ipc import messages
 from collectived_runtime.device.blocking_thread import BlockingCall
-from collectived_runtime.device.cuda.driver import CudaError
 from collectived_runtime.device.gpus import Gpu, Region
 from collectived_runtime.device.launch_thread import Launch
 from collectived_runtime.engine.clients.local_rank import LocalRank
@@ -79,14 +77,8 @@ class InputEvents:
     def start_wait(
         self, local_rank: LocalRank, instance: int, gpu: Gpu, event: int, on_written: Callable[[], object]
     ) -> None:
-        """Call `on_written` when the event, as it was recorded last, is over, unless `cancel_wait` comes before.
-
-        It is called at once where the event is over already and no earlier one is waited for.
-        """
+        """Call `on_written` when the event, as it was recorded last, is over, unless `cancel_wait` comes before."""
         rank = self._ranks[local_rank.rank]
-        if not rank.waits and _is_over(rank.opened.get((gpu, event)), gpu):
-            on_written()
-            return
         rank.waits.append(_PendingInput(instance, gpu, event, on_written))
         if len(rank.waits) == 1:
             self._start_first(local_rank, rank)
@@ -163,12 +155,3 @@ class InputEvents:
     def close(self) -> None:
         for rank in list(self._ranks):
             self.remove_rank(rank)
-
-
-def _is_over(opened: BlockingCall | None, gpu: Gpu) -> bool:
-    """Whether an event is known to be over; of what cannot be asked, whoever waits for it is told why."""
-    if opened is None or not opened.done or opened.error is not None:
-        return False
-    with contextlib.suppress(CudaError):
-        return gpu.cuda.is_event_done(opened.result)
-    return False

@@ -18,7 +18,7 @@ from collectived_proto.ipc.result_header import Pieces
 from collectived_proto.types import AllGather, ReduceScatter
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.device.gpus import Region
-from collectived_runtime.device.nccl.interface import NcclBlock, NcclBuffers, split_count
+from collectived_runtime.device.nccl.interface import MOST_ELEMENTS, NcclBlock, NcclBuffers, split_count
 from collectived_runtime.engine.compile.gpu_rows import GpuRows, RowsCall, RowsCallKind
 from collectived_runtime.engine.compile.partition import Partition, Window, find_single_run, merge_ranges
 from collectived_runtime.engine.gpu.communicator import LaunchTurn, LocalCommunicator
@@ -215,7 +215,7 @@ class NcclRowsTask(MultiGpuTask):
     ) -> list[NcclBuffers]:
         """In as many calls as it takes. `row` is the bytes of one of `count`."""
         dtype, width = self._native.layout
-        most, step = share.communicator.nccl.capabilities.max_count, row // width
+        most, step = min(share.communicator.nccl.capabilities.max_count, MOST_ELEMENTS), row // width
         parts = split_count(count * width, most)
         return [NcclBuffers(send + start * step, receive + start * step, length, dtype) for start, length in parts]
 
