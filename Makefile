@@ -79,6 +79,7 @@ gpu-wheels: $(READY) ## fetch what a machine with a GPU and no network lacks, in
 	@$(PIP) wheel --no-deps --wheel-dir $(GPU_WHEELS) .
 
 gpu-report: ## run everything about GPUs unattended, on a machine with one; a report of each step into $(GPU_REPORT)
+	@ls $(GPU_WHEELS)/*.whl >/dev/null 2>&1 || { echo 'there are no wheels in $(GPU_WHEELS): run `make gpu-wheels` where there is a network, and bring the folder here' >&2; exit 1; }
 	@rm -rf $(GPU_SITE)
 	@$(PYTHON) -m pip --disable-pip-version-check --quiet install --no-index --no-deps --target $(GPU_SITE) $(GPU_WHEELS)/*.whl
 	@echo '*' > $(GPU_SITE)/.gitignore

@@ -64,7 +64,7 @@ def report(figures: Sequence[Figure], heading: str, failures: Iterable[str] = ()
     by_nccl = [one for one in figures if one.place == NCCL]
     if by_nccl:
         parts.append(nccl_table(by_nccl))
-        parts.append("In brackets: how many times as long raw NCCL and PyTorch's take.")
+        parts.append("In brackets: how many times as long raw NCCL and PyTorch's NCCL take.")
     goals = list(lines(figures))
     if goals:
         parts += [table(goals), f"{sum(line.met for line in goals)} of {len(goals)} goals are met."]

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
-import os
-import socket
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from benchmarks.rank import SOCKET, say
+from benchmarks.rank import take_orders
 
 
 class Trial(Protocol):
@@ -46,14 +43,9 @@ def main(start: Callable[[str], Peer] | None = None) -> None:
     """Run a rank. `start` makes the peer of a library's name; None: its module of `benchmarks.peers` does."""
     library = sys.argv[1]
     peer = importlib.import_module(f"benchmarks.peers.{library}").start() if start is None else start(library)
-    with socket.socket(socket.AF_UNIX) as runner:
-        runner.connect(os.environ[SOCKET])
-        lines = runner.makefile("rwb")
-        say(lines, {"rank": peer.rank, "size": peer.size, "versions": peer.versions})
-        desk = Desk(peer)
-        while line := lines.readline():
-            say(lines, desk.answer(json.loads(line)))
-        desk.drop()
+    desk = Desk(peer)
+    take_orders({"rank": peer.rank, "size": peer.size, "versions": peer.versions}, desk.answer)
+    desk.drop()
     peer.close()
 
 

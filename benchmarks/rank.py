@@ -17,6 +17,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.cases import REFILL, Case, base, expected, factor_of, parse, wrong
@@ -28,14 +29,18 @@ SOCKET = "COLLECTIVED_BENCH_SOCKET"
 def main() -> None:
     library = sys.argv[1]
     peer: Peer = importlib.import_module(f"benchmarks.peers.{library}").start()
+    take_orders({"rank": peer.rank, "size": peer.size, "versions": peer.versions}, Desk(peer).answer)
+    peer.close()
+
+
+def take_orders(greeting: dict[str, Any], answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Greet the runner, and answer what it asks until it hangs up."""
     with socket.socket(socket.AF_UNIX) as runner:
         runner.connect(os.environ[SOCKET])
         lines = runner.makefile("rwb")
-        say(lines, {"rank": peer.rank, "size": peer.size, "versions": peer.versions})
-        desk = Desk(peer)
+        say(lines, greeting)
         while line := lines.readline():
-            say(lines, desk.answer(json.loads(line)))
-    peer.close()
+            say(lines, answer(json.loads(line)))
 
 
 def say(lines: Any, value: dict[str, Any]) -> None:

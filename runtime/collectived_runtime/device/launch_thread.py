@@ -105,6 +105,7 @@ class Launch:
         self._work = self._check = None
         self._ended.set()
         over, self._on_done = self._on_done, _nothing  # a task that has ended is not kept by what it has launched
+        self._on_enqueued = _nothing
         over()
 
     def cancel(self) -> None:

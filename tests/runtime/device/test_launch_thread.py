@@ -187,7 +187,7 @@ def test_what_has_ended_keeps_nothing_though_nothing_else_is_submitted(launching
 def test_a_task_is_not_kept_by_what_it_has_launched(launching: LaunchThread) -> None:
     class Task:
         def __init__(self) -> None:
-            self.launch = launching.submit(lambda _: None, self.look, check=self.look)
+            self.launch = launching.submit(lambda _: None, self.look, begun=self.look, check=self.look)
 
         def look(self) -> None:
             pass
