@@ -257,8 +257,8 @@ class SegmentWatch:
         if reason == core.MISMATCH and self._have_all_come(instance):
             self._report_mismatch(instance)
         elif reason == core.DEADLINE:
-            self._reported = True
-            self._reporter.report_expired(instance)
+            # What a rank has said meanwhile goes before it: that its worker did not answer, which was stopped.
+            self._patience = self._patience or Patience(0.0, now, steps=1)
         elif reason == core.WORKER and not any(one.has_departed for one in self._tracker.progress.values()):
             # Ranks say so of a worker that is silent, before they close their doorbells. One that was let go says so of
             # its own doorbell, and the others are not lost.
@@ -288,7 +288,7 @@ class SegmentWatch:
     def abort(self, rank: int) -> None:
         """A rank ends the generation."""
         self._segment.watcher.abort(core.ABORTED, self._segment.seats[rank])
-        self._reported = True
+        self._patience, self._reported = None, True
         self.look()
 
     def apply_verdict(self, verdict: Verdict) -> None:
@@ -326,7 +326,10 @@ class SegmentWatch:
         self._patience = None
         complete, culprit, reason = self._read_word()
         rank = self._find_rank(culprit)
-        if reason == core.MISMATCH:
+        if reason == core.DEADLINE:
+            self._reported = True
+            self._reporter.report_expired(complete)
+        elif reason == core.MISMATCH:
             self._report_mismatch(complete)
         elif rank < 0:  # a member has written the word since it was read: nobody knows which
             self._report_mismatch(complete, "their shared memory says what no rank could have written in order")

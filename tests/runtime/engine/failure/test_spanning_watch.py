@@ -351,6 +351,7 @@ def test_the_deadline_of_what_waits_for_its_turn_ends_what_is_open_once(host: Sp
     time.sleep(0.02)
     assert host.watch.next_deadline() <= time.monotonic()
     host.watch.on_timer(time.monotonic())
+    host.settle_report()
     [report] = host.reports
     assert (report.kind, report.instance) == (ReportKind.EXPIRED, 0)
     assert host.watch.next_deadline() > time.monotonic(), "the verdict is waited for, not the deadline"
@@ -364,6 +365,20 @@ def test_the_worker_notices_at_once_that_a_rank_has_ended_the_generation(host: S
     host.engines[0].abort(core.INTERRUPTED, 0)
     host.settle_report()
     assert [(one.kind, one.rank) for one in host.reports] == [(ReportKind.ABORT, 0)]
+
+
+@pytest.mark.parametrize("has_said", [False, True], ids=["waits", "has ended it since"])
+def test_what_a_rank_has_said_since_its_deadline_goes_before_that_deadline(host: SpanningHost, has_said: bool) -> None:
+    """Its worker was stopped, and finds both when it goes on."""
+    host.contribute(0, 1.0)
+    host.engines[0].abort(core.DEADLINE, 0)
+    host.watch.look()
+    assert host.reports == [] and host.watch.next_deadline() <= time.monotonic()
+    if has_said:
+        host.watch.abort(0)
+        assert host.watch.next_deadline() > time.monotonic()
+    host.watch.on_timer(time.monotonic())
+    assert [(one.kind, one.instance) for one in host.reports] == [(ReportKind.EXPIRED, 0)] * (not has_said)
 
 
 @pytest.mark.parametrize("forged", [7, 1 << 39])
