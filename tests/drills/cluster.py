@@ -231,18 +231,22 @@ class Cluster:
 
 
 def held(pid: int) -> Counter[str]:
-    """What a process holds: threads, descriptors, memfds among them, shared memory it has mapped, KiB of its own."""
+    """What a process holds: threads, TCP connections, other descriptors, memfds among them, shared memory it has
+    mapped, KiB of its own."""
     targets = []
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
             targets.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    inodes = [line.split()[9] for table in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{table}").open()]
+    connections = len({f"socket:[{inode}]" for inode in inodes}.intersection(targets))
     shared = ("memfd:", "/dev/shm")
     with open(f"/proc/{pid}/maps") as maps:
         mapped = sum(any(kind in line for kind in shared) for line in maps)
     _, resident, common = map(int, Path(f"/proc/{pid}/statm").read_text().split()[:3])
     return Counter(
         threads=len(os.listdir(f"/proc/{pid}/task")),
-        descriptors=len(targets),
+        connections=connections,
+        descriptors=len(targets) - connections,
         memfds=sum(any(kind in target for kind in shared) for target in targets),
         mapped=mapped,
         kib=(resident - common) * os.sysconf("SC_PAGE_SIZE") // 1024,
