@@ -237,7 +237,11 @@ def held(pid: int) -> Counter[str]:
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(FileNotFoundError):
             targets.append(os.readlink(f"/proc/{pid}/fd/{name}"))
-    inodes = [line.split()[9] for table in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{table}").open()]
+    inodes = [
+        line.split()[9]
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()
+    ]
     connections = len({f"socket:[{inode}]" for inode in inodes}.intersection(targets))
     shared = ("memfd:", "/dev/shm")
     with open(f"/proc/{pid}/maps") as maps:
