@@ -75,7 +75,7 @@ def late(group: cd.Group, use: Callable[[cd.Group, float], Any], timeout: float)
 
 @pytest.mark.parametrize("known", [True, False], ids=["known call", "call of a new kind"])
 def test_a_call_to_a_stopped_worker_ends_in_time_and_both_ranks_can_rejoin(
-    two_workers: Any, pair: Any, known: bool
+    two_workers: Any, pair: Any, delays: Any, known: bool
 ) -> None:
     took: list[float] = []
     while not took or (took[-1] > PROMISED and len(took) < 3):  # this machine may be busy
@@ -93,7 +93,7 @@ def test_a_call_to_a_stopped_worker_ends_in_time_and_both_ranks_can_rejoin(
                 reduced(pair[0][1], 20)
         assert caught.value.rejoin and [member.rank for member in caught.value.missing] == [1]
         both(pair, lambda group: group.rejoin(timeout=20))
-    assert min(took) <= PROMISED, took
+    assert min(took) <= PROMISED + delays.room, took
     assert both(pair, reduced) == [2.0, 2.0]
 
 
@@ -107,11 +107,11 @@ def measure_differing(cluster: Cluster, name: str) -> float:
             return max(pool.map(lambda group: differ(group, 3 + group.rank), groups))
 
 
-def test_ranks_that_differ_while_their_worker_is_stopped_end_at_their_deadline(one_worker: Any) -> None:
+def test_ranks_that_differ_while_their_worker_is_stopped_end_at_their_deadline(one_worker: Any, delays: Any) -> None:
     took: list[float] = []
     while not took or (took[-1] > PROMISED and len(took) < 3):  # this machine may be busy
         took.append(measure_differing(one_worker, f"differ-{len(took)}"))
-    assert min(took) <= PROMISED, took
+    assert min(took) <= PROMISED + delays.room, took
 
 
 @pytest.fixture(params=[1, 2], ids=["one worker", "two workers"])

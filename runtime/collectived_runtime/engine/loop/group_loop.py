@@ -3,8 +3,7 @@
 That place is a `poll` over the doorbells and process descriptors of its members, the links of the group, and an eventfd
 by which verdicts, links and requests of other threads arrive. Nothing else blocks: all sockets are non-blocking, and
 what runs are generators (`run/task.py`) that say what they wait for. So a group loop is never deaf to a verdict, a
-death or a stray frame, whatever else it does. What happens within a generation is in `generation.py`; here is the loop,
-and who belongs to which generation.
+death or a stray frame, whatever else it does. What happens within a generation is in `generation.py`.
 """
 
 from __future__ import annotations
@@ -329,7 +328,8 @@ class GroupLoop:
                 until = 0.0 if again else min(due, rested, self._trim_at)
                 self._poller.wait(until, self._should_spin(), current.find_wait())
                 if (now := time.monotonic()) >= due:
-                    current.on_timer(now)
+                    self._doorbells.poll()  # what clients have said goes before a deadline that has passed
+                    self._generation.on_timer(now)
                 if now >= rested:
                     self._doorbells.on_timer(now)
                 if now >= self._trim_at:
