@@ -46,8 +46,9 @@ def main(arguments: list[str] | None = None, serve_worker: ServeWorker | None = 
     # Else gRPC says a line for everybody who fails to speak TLS with it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # TLS 1.3 alone: gRPC's API for Python names no version. These are the suites of TLS 1.2. This one needs a key that
-    # both ends share beforehand, which nobody here has; those of TLS 1.3 are always on.
-    os.environ.setdefault("GRPC_SSL_CIPHER_SUITES", "ECDHE-PSK-CHACHA20-POLY1305")
+    # both ends share beforehand, which nobody here has; those of TLS 1.3 are always on. What the environment says of
+    # other programs does not count.
+    os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-PSK-CHACHA20-POLY1305"
     # Else NumPy starts a thread on every core, which spins for a while; nobody here multiplies matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     keep_one_arena()

@@ -25,7 +25,7 @@ from collectived_proto.types import Verdict
 
 BY_COORDINATOR = "coordinator"
 LISTEN_STEPS = 2
-_STILL_HEARD = 1 / 6  # of a listening, the coordinator
+_STILL_HEARD = 1 / 3  # of a listening, the coordinator: what it says may take two messages more
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,6 +225,19 @@ def test_what_the_coordinator_says_in_time_goes_before_what_a_worker_decides_tha
             assert network.outcome(5) == {COORDINATOR.message}
 
 
+@pytest.mark.parametrize("heard", [0.1, LISTEN / 6, LISTEN / 3])
+@pytest.mark.parametrize("heard_by", [(0,), (1,), (0, 1)])
+def test_whom_the_coordinator_names_in_a_third_of_the_listening_is_named_though_a_worker_is_silent(
+    heard: float, heard_by: tuple[int, ...]
+) -> None:
+    """It asks that worker too before it decides, and so comes just when the others decide alone."""
+    for fast in itertools.product((0.0, MOST), repeat=2):
+        delays = dict.fromkeys(PAIRS, NEVER) | dict(zip([(0, 1), (1, 0)], fast, strict=True))
+        network = Network(delays)
+        network.play({0: (0.0, own(0)), 1: (0.0, own(1))}, dict.fromkeys(heard_by, heard))
+        assert network.outcome(5, (0, 1)) == {COORDINATOR.message}
+
+
 def test_what_the_coordinator_says_later_is_passed_on_when_another_verdict_counts() -> None:
     one = VerdictAgreement(LISTEN, [1])
     assert one.decide_alone(own(0, 1), 0.0) == [TellVerdict(own(0, 1))]
