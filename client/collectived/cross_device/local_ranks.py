@@ -89,7 +89,9 @@ class LocalRanks:
                     works.append(submit(group, left))
                 return [copy_shared(result) for result in wait(works)]
             except BaseException as error:
-                self._handle_failure(error, submitted=bool(works))
+                # An interrupt may come when a rank has submitted and its work is not in the list yet.
+                is_refusal = isinstance(error, (CollectiveError, TypeError, ValueError))
+                self._handle_failure(error, submitted=bool(works) or not is_refusal)
                 raise
 
     def run(self, body: Callable[[Group], Any]) -> list[Any]:

@@ -41,6 +41,24 @@ def test_a_group_that_failed_is_joined_again_at_the_next_call(three_workers: Any
         assert ranks.is_over and not again.is_over and all(group not in session._resources for group in ranks.groups)
 
 
+def test_an_interrupt_between_two_ranks_submissions_ends_the_group_so_that_no_step_is_shifted(
+    three_workers: Any,
+) -> None:
+    with cd.connect(three_workers.addresses[0]) as session:
+        ops, given = cd.HierarchicalCopyAllReduce(session=session), value(2, 2)
+        ops.reduce("sum", given, given)
+        (ranks,) = get_device_sessions(session)._ranks_by_devices.values()
+
+        def submit(group: cd.Group, options: cd.CommunicationOptions) -> cd.Work[Any]:
+            group.all_reduce("sum", 1.0, options, async_op=True)
+            raise KeyboardInterrupt  # before its work is anywhere
+
+        with pytest.raises(KeyboardInterrupt):
+            ranks.run_collective(submit, cd.CommunicationOptions(timeout_seconds=20))
+        assert ranks.is_over
+        assert np.array_equal(ops.reduce("sum", given, given).primary, summed(given))
+
+
 def test_the_same_devices_are_joined_once_and_others_apart(three_workers: Any) -> None:
     with cd.connect(three_workers.addresses[0]) as session:
         for _ in range(3):
