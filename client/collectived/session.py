@@ -72,6 +72,7 @@ def connect(
         InvalidArgumentError: several jobs are running; the error lists them.
         UnavailableError: no worker answers, or none is known; the error shows the command to type.
         UnauthenticatedError: the worker asks for the job's secret.
+        ResourceExhaustedError: this process has no descriptor or memory left for it, or the worker has none.
     """
     failure_file.install()
     limit = Timeout.of(timeout)
@@ -79,16 +80,17 @@ def connect(
     alone = is_grpc_forced() or not found.path
     secret = address.read_secret(found)
     tls = address.load_tls(found) if credentials is None else None
-    found.probe(limit)
+    with typed_failures(f"{found.text} could not be asked for a session"):
+        found.probe(limit)
 
-    from collectived.connection.rpc import WorkerClient  # late, for it imports grpc
+        from collectived.connection.rpc import WorkerClient  # late, for it imports grpc
 
-    rpc = WorkerClient(found, credentials, secret, tls)
-    try:
-        opened, transport = open_transport(rpc, limit, alone)
-    except BaseException:
-        rpc.close()
-        raise
+        rpc = WorkerClient(found, credentials, secret, tls)
+        try:
+            opened, transport = open_transport(rpc, limit, alone)
+        except BaseException:
+            rpc.close()
+            raise
     return Session(rpc, opened, transport)
 
 
@@ -288,7 +290,7 @@ class Session:
         if dtype is None:
             dtype = np.float32 if like_dtype is None else like_dtype
         element = element_type(numpy_dtype(dtype), "the array")
-        with self._map_close_errors():
+        with self._map_close_errors(), typed_failures("no memory of the worker could be taken"):
             return kind.restore((room or self._memory).empty(lengths, to_numpy(element)))
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from collectived.calls.local_failure import is_for_want
 from collectived.calls.timeout import Timeout
 from collectived.errors import InvalidArgumentError, UnavailableError
 from collectived_proto.addresses import parse_address, probe_address, unix_path
@@ -53,7 +54,7 @@ class WorkerAddress:
         A socket file that nobody listens at is what a killed worker leaves: it may be on its way back.
 
         Raises:
-            UnavailableError: nobody listens there.
+            UnavailableError: nobody listens there. OSError: this process has no descriptor or memory for that.
         """
         while True:
             try:
@@ -64,6 +65,8 @@ class WorkerAddress:
                     raise self._unreachable_error(error) from error
                 time.sleep(_RETRY_DELAY)
             except (OSError, OverflowError) as error:
+                if is_for_want(error):
+                    raise
                 raise self._unreachable_error(error) from error
 
     def _unreachable_error(self, error: Exception) -> UnavailableError:

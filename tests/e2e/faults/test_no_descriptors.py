@@ -1,4 +1,4 @@
-"""A rank without descriptors for one call is told of its limit, and no sum is of different steps.
+"""Who is without descriptors for one call is told of the limit, and no sum is of different steps.
 
 On two workers: ranks of one worker need no descriptors from call to call.
 """
@@ -61,3 +61,33 @@ def test_a_rank_without_descriptors_for_one_call_shifts_no_sum(two_workers: Any,
     assert len({tuple(totals[2:]) for totals, _ in found}) == 1, "they go on alike"
     (_, told) = found[1]
     assert told and told[0] == ["ResourceExhaustedError", True], found
+
+
+OTHERS = """
+import os, resource, sys
+import numpy as np
+import collectived as cd
+
+def starve(call):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        call()
+        print("went well")
+    except cd.errors.CollectiveError as error:
+        print(type(error).__name__, "RLIMIT_NOFILE is 3" in str(error))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+with cd.connect() as session:
+    starve(cd.connect)
+    starve(lambda: session.empty(1 << 22))
+    print(session.empty(1 << 22).nbytes)
+"""
+
+
+def test_a_process_without_descriptors_is_told_so_when_it_connects_and_when_it_asks_for_memory(one_worker: Any) -> None:
+    client = one_worker.client(0, 1, "none", OTHERS)
+    out, err = client.communicate(timeout=60)
+    assert client.returncode == 0, (out, err)
+    assert out.splitlines() == ["ResourceExhaustedError True"] * 2 + [str(4 << 22)]
