@@ -21,21 +21,38 @@ def read_private(path: Path) -> str:
     Raises:
         PrivateFileError: it cannot be read; ExposedFileError: by this user, and by anybody.
     """
+    data, mode = _read_regular(path)
     try:
-        with open(path, opener=_open_at_once, encoding="utf-8") as file:
-            mode = os.fstat(file.fileno()).st_mode  # of what is read, whatever the name stands for a moment later
-            if not stat.S_ISREG(mode):
-                raise PrivateFileError("is no regular file: a pipe or a device could keep its reader waiting")
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise PrivateFileError(f"cannot be read: {why}") from None
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise PrivateFileError("cannot be read: it is no text") from None
     if mode & stat.S_IRWXO:
         raise ExposedFileError(
             f"has mode {stat.S_IMODE(mode):04o}, by which everybody on this host gets at it: chmod 600 {path} (or 640, "
             "for a group that may know it)"
         )
     return text
+
+
+def read_public(path: Path) -> bytes:
+    """What a file holds that everybody may read, such as a certificate.
+
+    Raises:
+        PrivateFileError: it cannot be read.
+    """
+    return _read_regular(path)[0]
+
+
+def _read_regular(path: Path) -> tuple[bytes, int]:
+    """What it holds, and its mode: that of what is read, whatever the name stands for a moment later."""
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise PrivateFileError("is no regular file: a pipe or a device could keep its reader waiting")
+            return file.read(), mode
+    except OSError as error:
+        raise PrivateFileError(f"cannot be read: {error.strerror}") from None
 
 
 def read_credential(path: Path, needed: bool = True) -> str:

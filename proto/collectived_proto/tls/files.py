@@ -14,8 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from collectived_proto import private_files
-from collectived_proto.private_files import read_private
+from collectived_proto.private_files import PrivateFileError, read_private, read_public
 
 VARIABLES = {"cert": "COLLECTIVED_TLS_CERT", "key": "COLLECTIVED_TLS_KEY", "ca": "COLLECTIVED_TLS_CA"}
 FLAGS = {"cert": "--tls-cert", "key": "--tls-key", "ca": "--tls-ca"}
@@ -89,7 +88,7 @@ def load_material(files: TlsFiles, serves: bool = False) -> TlsMaterial:
             everybody may read the key.
     """
     _check_pair(files)
-    key = _read_key(files, "key") if files.key else b""
+    key = _read(files, "key") if files.key else b""
     cert = _read(files, "cert") if files.cert else b""
     ca = _read(files, "ca") if files.ca else b""
     material = TlsMaterial(files, cert, key, ca)
@@ -212,20 +211,12 @@ def _check_pair(files: TlsFiles) -> None:
     )
 
 
-def _read_key(files: TlsFiles, which: str) -> bytes:
-    path = getattr(files, which)
-    try:
-        return read_private(path).encode()
-    except private_files.PrivateFileError as error:
-        raise TlsFileError(f"{files.origins[which]} {path}: {error}") from None
-
-
 def _read(files: TlsFiles, which: str) -> bytes:
     path: Path = getattr(files, which)
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise TlsFileError(f"{files.origins[which]} {path}: cannot be read: {error.strerror}") from None
+        return read_private(path).encode() if which == "key" else read_public(path)
+    except PrivateFileError as error:
+        raise TlsFileError(f"{files.origins[which]} {path}: {error}") from None
 
 
 def _file_fingerprint(path: Path | None) -> tuple[int, ...] | None:

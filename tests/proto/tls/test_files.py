@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -54,6 +55,14 @@ def test_a_file_that_is_not_there(signer: Signer, tmp_path: Path, which: str) ->
     missing = replace(host, **{which: tmp_path / "nowhere"})  # type: ignore[arg-type]
     said = refused(missing)
     assert said == f"--tls-{which} {tmp_path / 'nowhere'}: cannot be read: No such file or directory"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("which", ["cert", "key", "ca"])
+def test_a_fifo_into_which_nobody_writes_keeps_nobody_waiting(signer: Signer, tmp_path: Path, which: str) -> None:
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    fifo = replace(signer.issue("host"), **{which: tmp_path / "fifo"})  # type: ignore[arg-type]
+    assert refused(fifo).startswith(f"--tls-{which} {tmp_path / 'fifo'}: is no regular file")
 
 
 @pytest.mark.parametrize("which", ["cert", "key", "ca"])
