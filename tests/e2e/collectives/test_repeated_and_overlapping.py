@@ -364,3 +364,31 @@ def test_values_of_more_axes_than_are_remembered_come_each_time(cluster: Any) ->
         return all(found)
 
     assert cluster.run(2, body) == [True] * 2
+
+
+@pytest.mark.parametrize("transport", ["", "grpc"], ids=["shared memory", "gRPC"])
+def test_a_list_of_many_more_than_may_be_in_flight_waits_for_room_and_calls_back(
+    cluster: Any, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if transport:
+        monkeypatch.setenv("COLLECTIVED_TRANSPORT", transport)
+    counts = [LARGE if number % 32 == 9 else 100 for number in range(160)]
+
+    def body(group: cd.Group) -> Any:
+        called: list[float] = []
+        all_called = threading.Event()
+
+        def callback(work: cd.Work[Any]) -> None:
+            called.append(float(work.result()[-1]))
+            if len(called) == len(counts):
+                all_called.set()
+
+        values = [np.full(count, number, np.float32) for number, count in enumerate(counts)]
+        works = [group.all_reduce("mean", value, async_op=True) for value in values]
+        for work in works:
+            work.add_done_callback(callback)
+        assert all_called.wait(20)
+        group.barrier()
+        return sorted(called)
+
+    assert cluster.run(2, body) == [[float(number) for number in range(160)]] * 2

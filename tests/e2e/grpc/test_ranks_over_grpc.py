@@ -160,31 +160,6 @@ def test_packs_complete_one_by_one(two_workers: Any, monkeypatch: pytest.MonkeyP
         assert sorted(seen) == [((index,), 4.0 * index) for index in range(6)]
 
 
-def test_what_is_more_than_may_be_in_flight_waits_and_calls_back(
-    one_worker: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLLECTIVED_TRANSPORT", "grpc")
-
-    def body(group: cd.Group) -> Any:
-        called: list[float] = []
-        all_called = threading.Event()
-
-        def callback(work: cd.Work[Any]) -> None:
-            called.append(work.result())
-            if len(called) == 160:
-                all_called.set()
-
-        works = [group.all_reduce("sum", float(number), async_op=True) for number in range(160)]
-        for work in works:
-            work.add_done_callback(callback)
-        assert all_called.wait(20)
-        group.barrier()
-        return sorted(called)
-
-    for called in one_worker.run(2, body):
-        assert called == [2.0 * number for number in range(160)]
-
-
 @pytest.mark.parametrize("count", (1, 2))
 def test_a_value_that_takes_longer_than_its_own_deadline_is_one_verdict_on_all_ranks(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, count: int

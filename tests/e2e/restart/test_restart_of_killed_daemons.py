@@ -239,6 +239,7 @@ def test_a_coordinator_that_came_back_knows_groups_and_joins_and_its_epoch_is_la
     job.kill("coordinator")
     after = job.status(*facts, lambda reply: reply.coordinator.pid != before.coordinator.pid)
     assert after.coordinator.epoch > before.coordinator.epoch
+    assert (before.coordinator.restarted, after.coordinator.restarted) == (False, True)
     assert after.coordinator.address == before.coordinator.address
     assert generation(after) == generation(before)
     status, said = job.end()
