@@ -97,7 +97,7 @@ test-slurm: $(READY) ## run the tests that start a Slurm of their own (root; slu
 test-lines: $(READY) ## plant an error at every line that a rank comes to when it joins, splits and submits; make test: at every ninth
 	COLLECTIVED_TEST_STRIDE=1 $(BIN)/python -m pytest $(PYTEST_OPTIONS) tests/e2e/faults/test_failure_amid_join.py \
 	    tests/e2e/faults/test_failure_amid_rejoin_and_split.py tests/e2e/faults/test_failure_amid_submission.py \
-	    tests/e2e/faults/test_failure_in_threads.py
+	    tests/e2e/faults/test_failure_in_threads.py tests/e2e/gpu/test_failure_amid_submission_on_gpus.py
 
 drills: $(READY) ## provoke every fault that is known, and write what came of it into docs/internals/reliability.md
 	$(BIN)/python -m tests.drills
