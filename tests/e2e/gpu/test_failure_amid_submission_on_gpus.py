@@ -1,4 +1,4 @@
-"""What fails in a rank's own process amid a collective of values on GPUs leaves it no step behind the others, either."""
+"""What fails in a rank's own process amid a collective on GPUs leaves it no step behind the others, either."""
 
 from __future__ import annotations
 
