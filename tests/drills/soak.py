@@ -277,6 +277,7 @@ def judge(fault: str, victim: int, placement: Sequence[int], told: Told, is_late
             given up by itself.
     """
     verdicts: dict[tuple[Any, ...], set[int]] = {}
+    instances: dict[int, set[int]] = {}  # with the ranks that were told of it
     texts, own = {}, []
     for rank, one in told.items():
         for failure in one["failures"]:
@@ -290,6 +291,8 @@ def judge(fault: str, victim: int, placement: Sequence[int], told: Told, is_late
             verdict = (failure["code"], failure["cause"], *map(tuple, (failure["missing"], failure["differing"])))
             verdicts.setdefault(verdict, set()).add(rank)
             texts[verdict] = failure["text"]
+            if failure["decided_by"] != f"rank {rank}":
+                instances.setdefault(failure["instance"], set()).add(rank)
     shown = "; ".join(f"ranks {sorted(ranks)}: {verdict} {texts[verdict]}" for verdict, ranks in verdicts.items())
     complaints = []
     if len(verdicts) > 1:
@@ -298,6 +301,8 @@ def judge(fault: str, victim: int, placement: Sequence[int], told: Told, is_late
         complaints.append(f"expected {EXPECTED[fault]}, got {shown}")
     elif any(not _is_blame_right(fault, victim, placement, verdict[2], verdict[3]) for verdict in verdicts):
         complaints.append(f"not rank {victim} alone is named: {shown}")
+    if len(instances) > 1:
+        complaints.append(f"verdicts of different instances, which these ranks were told: {instances}")
     if not verdicts and fault in ("differ", "abort", "fail"):
         complaints.append("nobody heard of it")
     if own and not verdicts:

@@ -156,6 +156,7 @@ class Soak:
                 "cause": error.verdict.cause.name if error.verdict is not None else "",
                 "missing": sorted(member.rank for member in error.missing),
                 "differing": sorted(member.rank for member in error.differing),
+                "instance": error.verdict.instance if error.verdict is not None else -1,
                 "decided_by": error.decided_by,
                 "text": str(error),
             }

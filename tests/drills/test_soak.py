@@ -33,9 +33,11 @@ def test_a_wrong_result_is_seen(call: str) -> None:
     assert not step.is_right(1, None)
 
 
-def failed(cause: str, missing: list[int], differing: list[int], by: str = "coordinator") -> dict[str, Any]:
-    failure = {"code": cause, "cause": cause, "missing": missing, "differing": differing, "decided_by": by, "text": ""}
-    return {"failures": [failure]}
+def failed(
+    cause: str, missing: list[int], differing: list[int], by: str = "coordinator", instance: int = 7
+) -> dict[str, Any]:
+    failure = {"code": cause, "cause": cause, "missing": missing, "differing": differing, "instance": instance}
+    return {"failures": [failure | {"decided_by": by, "text": ""}]}
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,7 @@ def failed(cause: str, missing: list[int], differing: list[int], by: str = "coor
     [
         ("kill", {0: failed("LOST_RANK", [0, 1], []), 2: failed("LOST_RANK", [0, 1], [])}),
         ("kill", {0: failed("LOST_RANK", [1], []), 2: failed("ABORTED", [1], [])}),
+        ("kill", {0: failed("LOST_RANK", [1], []), 2: failed("LOST_RANK", [1], [], instance=8)}),
         ("kill", {0: failed("DEADLINE", [1], [], "rank 0"), 2: failed("DEADLINE", [1], [], "rank 2")}),
         ("nothing", {0: failed("DEADLINE", [], [], "rank 0")}),
         ("stop", {0: failed("DEADLINE", [0], []), 2: failed("DEADLINE", [0], [])}),
