@@ -107,7 +107,7 @@ def _of_sessions() -> list[LimitRow]:
             "values are copied; the client closes the allocations used least",
         ),
         LimitRow(
-            "collectives of a rank in flight",
+            "collectives of a rank in flight, in a group of several workers or over gRPC alone",
             f"{messages.MAX_OUTSTANDING:,}",
             "",
             "the library waits; a gRPC client without it is refused",

@@ -30,7 +30,7 @@ from collectived.cross_device.strategy import StrategyExtended
 
 DOCS = ROOT / "docs"
 PACKAGES = ("proto", "client", "runtime", "launcher")
-NOT_FOR_USERS = {"COLUMNS", "GRPC_ENABLE_FORK_SUPPORT"}
+NOT_FOR_USERS = {"COLUMNS", "GRPC_ENABLE_FORK_SUPPORT", "GRPC_SSL_CIPHER_SUITES"}
 
 
 def test_every_public_name_has_a_page() -> None:
