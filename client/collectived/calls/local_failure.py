@@ -39,7 +39,7 @@ def classify_failure(error: Exception) -> tuple[Cause, str]:
     return Cause.DEFECT, f"{type(error).__name__}: {error}"
 
 
-def is_for_want(error: Exception) -> bool:
+def is_out_of_resources(error: Exception) -> bool:
     """Whether this process has run out of something, so that the error says nothing about anybody else."""
     return classify_failure(error)[0] is Cause.EXHAUSTED
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collectived.calls.local_failure import is_for_want
+from collectived.calls.local_failure import is_out_of_resources
 from collectived.calls.timeout import Timeout
 from collectived.errors import InvalidArgumentError, UnavailableError
 from collectived_proto.addresses import parse_address, probe_address, unix_path
@@ -65,7 +65,7 @@ class WorkerAddress:
                     raise self._unreachable_error(error) from error
                 time.sleep(_RETRY_DELAY)
             except (OSError, OverflowError) as error:
-                if is_for_want(error):
+                if is_out_of_resources(error):
                     raise
                 raise self._unreachable_error(error) from error
 
