@@ -162,16 +162,17 @@ site: $(SITE_VENV)/installed ## build the site of the documentation into .site/,
 test-site: site $(READY) ## build the site, and try it in a browser (apt-get install chromium)
 	COLLECTIVED_TEST_SITE=1 $(BIN)/python -m pytest -n 0 -rs tests/e2e/browser/test_site.py tests/docs/test_site_pages.py
 
-check: $(NATIVE) lint types layers proto-check ## format, lint, spelling, strict types, import layers, generated code
+check: $(NATIVE) lint types layers proto-check ## format, lint, spelling, style, strict types, import layers, generated code
 
 format: $(VENV)/installed-dev ## put the code into its form
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-lint: $(VENV)/installed-dev ## formatting, lint rules and spelling
+lint: $(VENV)/installed-dev ## formatting, lint rules, spelling and style of prose
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/codespell $$(git ls-files)
+	$(BIN)/proselint --config .proselintrc.json check $$(git ls-files '*.md')
 
 types: $(VENV)/installed-dev ## strict type check
 	$(BIN)/mypy

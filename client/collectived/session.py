@@ -298,7 +298,7 @@ class Session:
 
         A thread that waits in this session gets `CancelledError` at once; other calls in flight are waited for. A
         handler of a signal should rather raise, such as `SystemExit`, so that a `with` block closes the session: where
-        it interrupts a few lines of this library that hold a lock, `close` would wait for that for ever.
+        it interrupts a few lines of this library that hold a lock, `close` would wait for that forever.
         """
         if self._unusable_reason:
             return

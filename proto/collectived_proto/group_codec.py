@@ -43,10 +43,10 @@ def formed_from_bytes(data: bytes) -> coordinator.Formed:
     try:
         formed = coordinator.Formed.FromString(unpacking.decompress(data, MAX_FORMED_BYTES))
     except (zlib.error, DecodeError) as error:
-        raise InvalidArgumentError(f"{len(data)} bytes that should tell of a group cannot be read: {error}") from None
+        raise InvalidArgumentError(f"{len(data)} bytes that should describe a group cannot be read: {error}") from None
     if not unpacking.eof:
         raise InvalidArgumentError(
-            f"{len(data)} bytes that should tell of a group are not all, or are more than {MAX_FORMED_BYTES} unpacked"
+            f"{len(data)} bytes that should describe a group are incomplete, or more than {MAX_FORMED_BYTES} unpacked"
         )
     return formed
 

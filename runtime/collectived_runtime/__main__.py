@@ -103,7 +103,7 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         with contextlib.suppress(RuntimeError):  # the loop is closed: this process is ending
             loop.call_soon_threadsafe(finish)
         time.sleep(END_TIMEOUT)
-        os.write(2, f"this daemon was told to end by its standard input, and did not in {END_TIMEOUT:g} s\n".encode())
+        os.write(2, f"standard input told this daemon to end, and it did not end within {END_TIMEOUT:g} s\n".encode())
         os._exit(1)
 
     threading.Thread(target=watch, name="stdin", daemon=True).start()

@@ -8,36 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.docs import environment_page
 from tests.docs.contents import ROOT
+from tests.docs.environment_page import NAME, list_read_variables, list_set_variables
 
 from collectived.connection import launch_env
-from collectived.connection.failure_file import VARIABLE
 from collectived.connection.launch_env import read_launch_env
-from collectived_launcher.launch.job import Addresses, client_environment, make_local_job
-from collectived_proto.config.daemons import DAEMONS
-from collectived_proto.config.settings import list_settings
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PAGES = [page for page in PAGES if page.name not in ("CHANGELOG.md", "CONTRIBUTING.md")]
-SOURCES = [
-    path for part in ("proto", "client", "runtime", "launcher", "native") for path in (ROOT / part).rglob("*.py")
-]
-NAME = r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*"
 DENIALS = re.compile(r"\b(?:not|never)\b(?: yet)? (?:read|used|understood|looked at)\b|\bfor now\b|\bno longer read\b")
 
 
-def list_read_variables() -> set[str]:
-    """Every name that the code looks up in an environment, or makes of a setting."""
-    quoted = {name for path in SOURCES for name in re.findall(rf'"({NAME})"', path.read_text())}
-    launchers = {name for pair in (*launch_env._MPI, launch_env._SLURM) for name in pair}
-    settings = {setting.variable for kind in DAEMONS.values() for setting in list_settings(kind)}
-    found = {name for name in quoted if name.startswith(("COLLECTIVED_", "SLURM_", "XDG_", "OTEL_"))}
-    return {*found, *launchers, *launch_env._JOBS, *settings, "RANK", "WORLD_SIZE", "TF_CONFIG"}
-
-
 REFUSED = {"COLLECTIVED_COORDINATOR_PORT"}  # which Kubernetes makes of a service's name
-READ = list_read_variables()
-SET = {*client_environment(make_local_job("j", 1, 1, ("true",), 1.0), Addresses("c", ("w",), 1), 0, 0), VARIABLE}
+READ, SET = list_read_variables(), list_set_variables()
 
 
 def sentences(page: Path) -> Iterator[str]:
@@ -85,8 +69,18 @@ def test_the_page_for_tensorflow_says_that_tf_config_is_read() -> None:
     assert "`TF_CONFIG` is read" in (ROOT / "docs/guide/from-tensorflow.md").read_text()
 
 
-def test_the_table_of_what_launch_sets_is_what_it_sets() -> None:
-    page = (ROOT / "docs/reference/environment.md").read_text()
-    section = page[page.index("## Set by `collectived launch`") :]
-    cells = re.findall(r"^\| ([^|]*) \|", section, re.MULTILINE)
-    assert {name for cell in cells for name in re.findall(rf"`({NAME})`", cell)} == SET
+def test_the_tables_are_what_the_code_has() -> None:
+    page = environment_page.PAGE.read_text()
+    assert page.count("<!-- made:") == 2
+    assert environment_page.fresh(page) == page, "run `make docs` and commit the result"
+
+
+def test_a_variable_without_a_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = environment_page.PAGE.read_text()
+    monkeypatch.setattr(environment_page, "READ", environment_page.READ[1:])
+    with pytest.raises(ValueError, match="COLLECTIVED_WORKER$"):
+        environment_page.fresh(page)
+    monkeypatch.undo()
+    monkeypatch.setattr(environment_page, "SET", environment_page.SET[1:])
+    with pytest.raises(ValueError, match="COLLECTIVED_WORKER"):
+        environment_page.fresh(page)

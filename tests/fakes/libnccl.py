@@ -19,7 +19,7 @@ class Setting(enum.IntEnum):
 
     CALL_RESULT = 0
     ASYNC_RESULT = 1
-    INIT_POLLS = 2  # how often a new communicator says that it is in progress; -1: for ever
+    INIT_POLLS = 2  # how often a new communicator says that it is in progress; -1: forever
     INIT_HANGS = 3
     ABORT_HANGS = 4
 

@@ -131,7 +131,7 @@ class Guests:
 
 
 def is_open_ended(name: str, message: Any) -> bool:
-    """Whether a call may rightly wait for ever: without a timeout for its turn, or for a message that nobody sends."""
+    """Whether a call may rightly wait forever: without a timeout for its turn, or for a message that nobody sends."""
     if name != "Worker/Submit" or message.header.timeout_seconds:
         return False
     asked = message.header.collective.WhichOneof("operation")

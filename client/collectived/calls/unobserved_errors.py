@@ -34,7 +34,7 @@ class UnobservedErrors:
 
     def log(self, verdict: Verdict, site: str) -> None:
         """Logs what was noted; `site` is where the work was started."""
-        log.error("nobody collected this error: %s (%s)", error_from_verdict(verdict), site)
+        log.error("this error was never collected: %s (%s)", error_from_verdict(verdict), site)
 
     def should_raise(self, verdict: Verdict) -> bool:
         """Whether the next call is to raise it: a work that ended with it was dropped, and the caller knows nothing."""

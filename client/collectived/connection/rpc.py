@@ -302,7 +302,7 @@ class WorkerClient:
     def _await_join(self, exchange: RpcThread, wish: JoinRequest, say: Callable[[str], None]) -> JoinedGroup:
         deadline = wish.deadline
         due = Deadline.after(PROGRESS_INTERVAL)
-        progress = "the worker has not said who is here"
+        progress = "the worker has not said which ranks are here"
         while True:
             try:
                 event = exchange.next(min(deadline.remaining() + _GRACE, due.remaining()))

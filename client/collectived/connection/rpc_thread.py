@@ -20,7 +20,7 @@ _FORK_TIMEOUT = 1.0  # seconds for a short RPC; gRPC waits as long for one that 
 
 
 class ForkLock:
-    """Keeps `os.fork` and short RPCs apart: a child that is forked amid one may find gRPC's locks held for ever."""
+    """Keeps `os.fork` and short RPCs apart: a child that is forked amid one may find gRPC's locks held forever."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -70,7 +70,7 @@ class RpcThread:
     """An RPC in a thread of the library's, so that the caller's can wait with an end, and be interrupted.
 
     gRPC guards itself with Python's locks: Ctrl-C inside one of its functions would leave them held, and the next RPC
-    waiting for ever. So nothing of gRPC that takes one is called in a thread of the caller's, not even a finalizer.
+    waiting forever. So nothing of gRPC that takes one is called in a thread of the caller's, not even a finalizer.
 
     Args:
         start: begins the RPC.

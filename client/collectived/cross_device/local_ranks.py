@@ -98,7 +98,7 @@ class LocalRanks:
         """Runs `body(group)` as every rank, each in a thread of its own; results in order.
 
         Raises:
-            Exception: the first that a body raised; the group is aborted with it, so that no other waits for ever.
+            Exception: the first that a body raised; the group is aborted with it, so that no other waits forever.
         """
         raised: list[BaseException] = []
 

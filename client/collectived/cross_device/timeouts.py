@@ -34,7 +34,7 @@ def with_remaining_timeout(options: CommunicationOptions, deadline: Deadline) ->
 
 
 def clamp_timeout(deadline: Deadline, most: float) -> float:
-    """Seconds that a step may take which takes at most `most` by itself; never 0, which would mean for ever."""
+    """Seconds that a step may take which takes at most `most` by itself; never 0, which would mean forever."""
     return max(_MIN_SECONDS, min(deadline.remaining(), most))
 
 

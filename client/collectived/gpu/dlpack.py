@@ -121,7 +121,7 @@ _release = _Deleter(_discard)  # as C calls it, from any thread
 class Export:
     """An array on a GPU as one library is to see it, once. What was on its stream must be over.
 
-    A capsule that nobody takes over would keep the array for ever: `close` lets go of it.
+    A capsule that nobody takes over would keep the array forever: `close` lets go of it.
     """
 
     def __init__(self, array: DeviceArray, device: tuple[int, int] | None = None) -> None:

@@ -1,7 +1,7 @@
 """Memory of workers that this process has mapped on a GPU, and when it can be unmapped again.
 
 Unmapping waits for all that the process has under way on the device, of whichever session. A stream that waits for an
-event of a worker which has died may wait for ever: CUDA does not promise that such an event is ever over. So nothing is
+event of a worker which has died may wait forever: CUDA does not promise that such an event is ever over. So nothing is
 unmapped while any stream of the process waits for a worker; it is tried again when more is mapped, and at the end of
 every session.
 """

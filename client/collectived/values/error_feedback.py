@@ -18,7 +18,7 @@ class ErrorFeedback:
 
     Give each rank one for its gradients, and let it compensate every value before that is reduced with the same
     `compression`. What is lost in one step then comes with a later one, so that small gradients add up instead of being
-    rounded away for ever. The values that it gives are compressed without another error where a rank is alone on its
+    rounded away forever. The values that it gives are compressed without another error where a rank is alone on its
     worker; what workers round of sums of several ranks is not given back.
 
     Args:

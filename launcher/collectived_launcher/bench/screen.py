@@ -53,6 +53,13 @@ class Screen(Terminal):
         else:
             super().say(text)
 
+    def draw_progress(self, what: str, done: int, total: int, noun: str) -> None:
+        """While daemons start, in the one bar that there is."""
+        self._progress.update(f"{what} {noun}", done, total)
+
+    def erase_progress(self) -> None:
+        self._progress.update("starting", 0, None)
+
     def _update_progress(self) -> None:
         if self.record.conditions is None:
             return

@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from typing import Any
 from collectived_launcher.cluster import state
 from collectived_launcher.cluster.spec import Spec
 from collectived_launcher.cluster.supervisor import DRAIN_TIMEOUT, END_TIMEOUT, READY_TIMEOUT, STOPPED_STATES
+from collectived_launcher.hosts.log_file import read_last_lines
 from collectived_launcher.hosts.reaper import KILL_AFTER, remove_job_files
 from collectived_proto.private_files import write_atomically
 
@@ -132,9 +132,9 @@ def _explain_failures(folder: Path, known: Mapping[str, Any], names: Sequence[st
 def _read_log_tail(folder: Path, name: str) -> str:
     """The last lines of a log."""
     with contextlib.suppress(OSError):
-        lines = (folder / state.LOGS / f"{name.replace(' ', '-')}.log").read_text(errors="replace").splitlines()
+        lines = read_last_lines(folder / state.LOGS / f"{name.replace(' ', '-')}.log", _LOG_LINES)
         if lines:
-            return "".join(["; the end of its log:", *(f"\n    {line}" for line in lines[-_LOG_LINES:])])
+            return "".join(["; the end of its log:", *(f"\n    {line}" for line in lines)])
     return ""
 
 
@@ -198,12 +198,7 @@ def read_logs(cluster: str, lines: int) -> CommandResult:
     if not state.is_alive(state.read(folder)):
         return {"logs": {}}
     paths = sorted((folder / state.LOGS).glob("*.log"))
-    return {"logs": {path.stem.replace("-", " "): _read_last_lines(path, lines) for path in paths}}
-
-
-def _read_last_lines(path: Path, count: int) -> list[str]:
-    with path.open(errors="replace") as log:
-        return [line.rstrip("\n") for line in deque(log, count)]
+    return {"logs": {path.stem.replace("-", " "): read_last_lines(path, lines) for path in paths}}
 
 
 def main() -> int:

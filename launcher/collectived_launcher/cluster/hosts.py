@@ -11,7 +11,7 @@ from typing import Any
 from collectived_launcher.cluster.file import MAX_DRAIN_SECONDS, Cluster, ClusterHost
 from collectived_launcher.hosts.host import LOCALHOST, Host, ProgramSpec
 from collectived_launcher.hosts.local import LocalHost
-from collectived_launcher.hosts.loop import Loop
+from collectived_launcher.hosts.loop import Loop, run_until_with_progress
 from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.hosts.preflight import HostAddresses, Preflight
 from collectived_launcher.hosts.remote_host import RemoteCommand
@@ -49,8 +49,8 @@ def make_host_plan(cluster: Cluster, ssh_command: str) -> HostPlan:
 class ClusterHosts:
     """The open hosts of a cluster."""
 
-    def __init__(self, loop: Loop, hosts: Mapping[str, Host], say: Any) -> None:
-        self._loop, self._hosts, self._say = loop, hosts, say
+    def __init__(self, loop: Loop, hosts: Mapping[str, Host], terminal: Terminal) -> None:
+        self._loop, self._hosts, self._terminal = loop, hosts, terminal
 
     def find_addresses(self, names: Sequence[str], interface: str, spread: bool) -> HostAddresses:
         """The address of each of these hosts.
@@ -58,7 +58,7 @@ class ClusterHosts:
         Raises:
             HostUnreachable: one cannot be used. Interrupted: a signal came.
         """
-        ground = Preflight(self._loop, [self._hosts[name] for name in names], interface, self._say, spread).run()
+        ground = Preflight(self._loop, [self._hosts[name] for name in names], interface, self._terminal, spread).run()
         if ground is None:
             raise Interrupted
         return ground
@@ -77,10 +77,22 @@ class ClusterHosts:
             assert host.facts is not None
             words = (host.facts.python, "-P", "-m", HOST_COMMANDS_MODULE, verb, cluster, about[name])
             command.process = host.start(ProgramSpec(tuple(filter(None, words)), secret=secret or ""), command)
-        while not self._loop.run_until(lambda: all(command.done for command in commands.values()), _ANSWER_TIMEOUT):
-            if self._loop.signals:
-                raise Interrupted
-            break
+
+        def say(passed: str) -> None:
+            late = ", ".join(name for name, command in commands.items() if not command.done)
+            self._terminal.say(f"collectived: waiting for the answer of {late} ({verb}), {passed}")
+
+        def draw() -> None:
+            done = sum(command.done for command in commands.values())
+            self._terminal.draw_progress(verb, done, len(commands), "hosts")
+
+        def settled() -> bool:
+            return all(command.done for command in commands.values())
+
+        run_until_with_progress(self._loop, settled, _ANSWER_TIMEOUT, say, draw)
+        self._terminal.erase_progress()
+        if self._loop.signals and not settled():
+            raise Interrupted
         return {name: command.parse_answer() for name, command in commands.items()}
 
 
@@ -127,9 +139,6 @@ def open_hosts(
     name = make_job_name()
     places = make_host_plan(cluster, ssh_command)
 
-    def say(text: str) -> None:
-        terminal.say(f"collectived: {text}")
-
     wanted = {host.name for host in hosts}
     with Loop() as loop:
         here = LocalHost(loop, job_files.ensure_runtime_folder() / name)
@@ -142,9 +151,9 @@ def open_hosts(
             if one in wanted
         }
         try:
-            if not Preflight(loop, list(others.values()), "", say, spread=False).open_hosts(_OPEN_TIMEOUT):
+            if not Preflight(loop, list(others.values()), "", terminal, spread=False).open_hosts(_OPEN_TIMEOUT):
                 raise Interrupted
-            yield ClusterHosts(loop, {LOCALHOST: here, **others}, say)
+            yield ClusterHosts(loop, {LOCALHOST: here, **others}, terminal)
         finally:
             for host in others.values():
                 host.close()

@@ -1,4 +1,4 @@
-"""`collectived logs`: what the daemons of a cluster have logged, on this host and over ssh on the others."""
+"""`collectived logs`: what the daemons of a cluster or job have logged; of a cluster over ssh on its other hosts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from collectived_launcher.cluster.hosts import Interrupted, open_hosts
 from collectived_launcher.cluster.spec import Spec
 from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.hosts.preflight import HostUnreachable
+from collectived_launcher.launch.job_logs import list_logged_jobs, read_job_logs
 from collectived_proto.ipc import job_files
 
 FAILED, UNREACHABLE, INTERRUPTED = 1, 3, 130
@@ -36,37 +37,64 @@ class _NothingRuns(click.ClickException):
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="CLUSTER.toml",
-    help="Of this cluster.  [default: the one that runs on this host]",
+    help="Of this cluster.  [default: the cluster or job of yours that runs on this host]",
 )
+@click.option("--job", metavar="NAME", help="Of this job, whose `collectived launch` runs on this host.")
 @click.option("--lines", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="Of each daemon.")
 @click.option("--ssh", "ssh_command", default="ssh", show_default=True, help="OpenSSH's client, with options.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object: lines by host and daemon.")
-def logs(host: str | None, file: Path | None, lines: int, ssh_command: str, as_json: bool) -> int:
-    """Show the last lines that the daemons of a cluster have logged, on HOST or on all its hosts.
+def logs(host: str | None, file: Path | None, job: str | None, lines: int, ssh_command: str, as_json: bool) -> int:
+    """Show the last lines that daemons have logged, on HOST or on all hosts of their cluster or job.
 
-    The daemons are those of `collectived up`. `collectived launch` shows what its daemons log, and writes a file for
-    each with --log-dir.
+    The daemons are those of `collectived up`, or of a running `collectived launch`.
     """
+    if host and host.endswith(".toml"):
+        raise click.UsageError(f"{host!r} is a file, and a host is expected: collectived logs --cluster {host}")
+    if file and job:
+        raise click.UsageError("--cluster and --job exclude each other: daemons belong to a cluster or to a job")
     try:
-        cluster = read_cluster(file or _find_cluster_file())
+        chosen = read_cluster(file) if file else _find_source(job)
     except ClusterFileError as error:
         raise click.UsageError(str(error)) from None
-    hosts = select_hosts(cluster, [host] if host else [])
-    try:
-        with open_hosts(cluster, hosts, ssh_command, Terminal()) as opened:
-            about = json.dumps({"lines": lines})
-            answers = opened.run_command("logs", cluster.name, {one.name: about for one in hosts})
-    except HostUnreachable as error:
-        click.echo(f"collectived: {error}", err=True)
-        return UNREACHABLE
-    except Interrupted:
-        return INTERRUPTED
+    if isinstance(chosen, Cluster):
+        what = f"cluster {chosen.name!r}"
+        try:
+            answers = _ask_cluster(chosen, host, lines, ssh_command)
+        except HostUnreachable as error:
+            click.echo(f"collectived: {error}", err=True)
+            return UNREACHABLE
+        except Interrupted:
+            return INTERRUPTED
+    else:
+        what = f"job {chosen.name}"
+        answers = _read_job(chosen, host, lines)
     if as_json:
         click.echo(json.dumps({name: answer.get("logs", {}) for name, answer in answers.items()}))
     else:
         for line in format_logs(answers):
             click.echo(line)
-    return _report_trouble(cluster, answers)
+    return _report_trouble(what, answers)
+
+
+def _ask_cluster(cluster: Cluster, host: str | None, lines: int, ssh_command: str) -> Answers:
+    """
+    Raises:
+        HostUnreachable, Interrupted: a host does not answer, or a signal came first.
+    """
+    hosts = select_hosts(cluster, [host] if host else [])
+    with open_hosts(cluster, hosts, ssh_command, Terminal()) as opened:
+        about = json.dumps({"lines": lines})
+        return opened.run_command("logs", cluster.name, {one.name: about for one in hosts})
+
+
+def _read_job(folder: Path, host: str | None, lines: int) -> Answers:
+    try:
+        found = read_job_logs(folder, lines)
+    except FileNotFoundError:
+        raise _NothingRuns(f"job {folder.name} has just ended, and its logs with it; --log-dir keeps them") from None
+    if host is not None and host not in found:
+        raise click.UsageError(f"{host!r} is no host of job {folder.name}; hosts: {', '.join(found)}")
+    return {name: {"logs": found[name]} for name in ([host] if host else found)}
 
 
 def format_logs(answers: Answers) -> list[str]:
@@ -79,31 +107,40 @@ def format_logs(answers: Answers) -> list[str]:
     ]
 
 
-def _report_trouble(cluster: Cluster, answers: Answers) -> int:
+def _report_trouble(what: str, answers: Answers) -> int:
     """Say which hosts have no logs, and why; the exit status."""
     for host, answer in answers.items():
         if trouble := answer.get("trouble"):
             click.echo(f"collectived: {host}: {trouble}", err=True)
         elif not answer["logs"]:
-            click.echo(f"collectived: {host}: nothing of cluster {cluster.name!r} runs there", err=True)
+            click.echo(f"collectived: {host}: nothing of {what} runs there", err=True)
         elif silent := [daemon for daemon, lines in answer["logs"].items() if not lines and daemon != "supervisor"]:
             click.echo(f"collectived: {host}: nothing is logged by {', '.join(silent)}", err=True)
     return FAILED if any("trouble" in answer or not answer["logs"] for answer in answers.values()) else 0
 
 
-def _find_cluster_file() -> Path:
-    """Of the one cluster of this user that runs on this host.
+def _find_source(job: str | None) -> Cluster | Path:
+    """The cluster of this user that runs on this host, or the folder of a job; else the job of that name.
 
     Raises:
-        click.ClickException: none does, or several do.
+        click.ClickException: nothing runs, or several do and none is named.
+        ClusterFileError: the file of the cluster cannot be read any more.
     """
+    jobs = list_logged_jobs()
+    if job is not None:
+        if job not in jobs:
+            names = ", ".join(jobs) or "none"
+            raise _NothingRuns(f"no job {job!r} of yours was launched on this host and runs; jobs that do: {names}")
+        return jobs[job]
     sources = {folder.name: Spec.from_json(known["spec"]).source for folder, known in state.list_running()}
-    if not sources:
+    if not sources and not jobs:
         raise _NothingRuns(
-            f"no cluster of yours runs on this host (none in {job_files.ensure_runtime_folder()}): name one with "
-            "--cluster CLUSTER.toml. A job of `collectived launch` shows what its daemons log; --log-dir keeps it"
+            f"no cluster or job of yours runs on this host (none in {job_files.ensure_runtime_folder()}): name a "
+            "cluster with --cluster CLUSTER.toml. The logs of a job are on the host of its `collectived launch`, until "
+            "it ends; --log-dir keeps them"
         )
-    if len(sources) > 1:
-        lines = "\n".join(f"    {name}: collectived logs --cluster {source}" for name, source in sources.items())
-        raise click.UsageError(f"{len(sources)} clusters of yours run here; name one with --cluster:\n{lines}")
-    return Path(next(iter(sources.values())))
+    if len(sources) + len(jobs) > 1:
+        choices = [f"--cluster {source}" for source in sources.values()] + [f"--job {name}" for name in jobs]
+        lines = "\n".join(f"    collectived logs {choice}" for choice in choices)
+        raise click.UsageError(f"{len(choices)} clusters and jobs of yours run here; say which:\n{lines}")
+    return next(iter(jobs.values())) if jobs else read_cluster(Path(next(iter(sources.values()))))

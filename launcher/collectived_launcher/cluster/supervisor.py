@@ -23,6 +23,7 @@ from collectived_launcher.cluster import state
 from collectived_launcher.cluster.file import MAX_DRAIN_SECONDS
 from collectived_launcher.cluster.spec import Spec
 from collectived_launcher.hosts.local import LocalHost
+from collectived_launcher.hosts.log_file import KEPT_BYTES, LogFile
 from collectived_launcher.hosts.loop import Loop
 from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.launch import restarts
@@ -75,7 +76,7 @@ class Supervisor:
             self._local_host.close()
 
     def _start(self, name: str) -> None:
-        log = self._folder / state.LOGS / f"{name.replace(' ', '-')}.log"
+        log = LogFile(self._folder / state.LOGS / f"{name.replace(' ', '-')}.log", KEPT_BYTES)
         daemon = self._daemons[name] = Daemon(name, self._terminal, log)
         daemon.ready_callback = partial(self._on_daemon_ready, name)
         daemon.exit_callback = partial(self._on_daemon_exit, name)

@@ -36,7 +36,7 @@ def collect_facts(
     if "gpus" in wanted or "nccl" in wanted:
         looks |= _list_gpu_probes(environment)
     parts = run_probes(looks, within, still)
-    return Facts(**{part: parts.get(part, UnknownFact("nobody asked")) for part in Facts.__slots__})
+    return Facts(**{part: parts.get(part, UnknownFact("not looked at")) for part in Facts.__slots__})
 
 
 def _list_probes(environment: Mapping[str, str]) -> dict[str, Probe]:

@@ -176,7 +176,7 @@ def _authenticate_as_dialler(pipe: _Connection, token: str) -> None:
     pipe.send(_MAGIC + mine)
     nonces = mine + pipe.read(_NONCE)
     if not hmac.compare_digest(pipe.read(_PROOF), _proof(token, b"serve", nonces)):
-        raise MeasurementRefused("who listens there has another token, or is no doctor")
+        raise MeasurementRefused("the listener there has another token, or is not `collectived doctor`")
     pipe.send(_proof(token, b"dial", nonces))
 
 
@@ -282,7 +282,7 @@ def serve(host: str, port: int, within: float, as_json: bool) -> int:
         try:
             peer = server.serve(within)
         except TimeoutError:
-            raise click.ClickException(f"nobody with the token came to {address} within {within:g} s") from None
+            raise click.ClickException(f"no caller with the token came to {address} within {within:g} s") from None
         except (MeasurementRefused, OSError, ValueError) as error:
             raise click.ClickException(f"the measurement at {address} broke off: {error}") from error
     if not as_json:

@@ -93,19 +93,23 @@ class Loop:
         self.signals.append(signum)
 
 
-PROGRESS_INTERVAL = 10.0  # seconds
+PROGRESS_INTERVAL = 10.0  # seconds until it is said that a wait goes on, and until it is said again
+DRAW_INTERVAL = 1.0  # seconds until a bar is drawn, and drawn again
 
 
 def run_until_with_progress(
-    loop: Loop, reached: Callable[[], bool], seconds: float, say: Callable[[str], None]
+    loop: Loop, reached: Callable[[], bool], seconds: float, say: Callable[[str], None], draw: Callable[[], None]
 ) -> bool:
-    """As `Loop.until`; `say` hears how long it has taken, such as `10 of 30 s`."""
+    """As `Loop.run_until`; `say` hears how long it has taken, such as `10 of 30 s`; `draw` is called every second."""
     began = time.monotonic()
+    next_said = PROGRESS_INTERVAL
     while (passed := time.monotonic() - began) < seconds:
-        if loop.run_until(reached, min(PROGRESS_INTERVAL, seconds - passed)):
+        if loop.run_until(reached, min(DRAW_INTERVAL, seconds - passed, max(0.0, next_said - passed))):
             return True
         if loop.signals:
             return False
-        if (passed := time.monotonic() - began) < seconds:
+        if next_said <= (passed := time.monotonic() - began) < seconds:
             say(f"{passed:.0f} of {seconds:g} s")
+            next_said = passed + PROGRESS_INTERVAL
+        draw()
     return reached()

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import IO
 
+from collectived_proto.report.progress import Progress
+
 MAX_LINE = 1 << 16  # a longer line is shown in pieces
 _CHUNK = 1 << 16
 _MAX_PIPE_SIZE = 1 << 20  # bytes; Linux lets users have no larger ones
@@ -88,6 +90,7 @@ class Terminal:
         self.is_broken = False  # nobody reads us any more
         self.blocked_callback: Callable[[], None] | None = None  # called every second for as long as nobody reads us
         self._coloured = {1: sys.stdout.isatty(), 2: sys.stderr.isatty()}
+        self._bar: Progress | None = None
 
     def show(self, stream: int, who: str, line: bytes, colour: int | None = None) -> None:
         """Writes `[who] line` to stream 1 or 2; `colour` is a small number, the same for all lines of one rank."""
@@ -100,9 +103,25 @@ class Terminal:
         """The launcher's own words."""
         self._write(stream, text.encode(errors="replace") + b"\n")
 
+    def draw_progress(self, what: str, done: int, total: int, noun: str) -> None:
+        """Show on standard error, if that is a terminal, how far a long wait is: a bar below all lines."""
+        if not self._coloured[2]:
+            return
+        if self._bar is None:
+            self._bar = Progress("collectived", what, total, noun, is_watched=False).__enter__()
+        self._bar.update(what, done, total)
+
+    def erase_progress(self) -> None:
+        """The wait is over."""
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+            self._bar = None
+
     def _write(self, stream: int, data: bytes) -> None:
         if self.is_broken:
             return
+        if self._bar is not None:
+            self._bar.hide()
         while data:
             try:
                 if self.blocked_callback is not None:

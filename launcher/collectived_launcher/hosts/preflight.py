@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from collectived_launcher.hosts.host import Host, NetworkInterface, TaskResult
-from collectived_launcher.hosts.loop import Loop
+from collectived_launcher.hosts.loop import DRAW_INTERVAL, Loop
+from collectived_launcher.hosts.output import Terminal
 from collectived_proto.addresses import LOOPBACK
 
 _FIRST_NOTICE, _NEXT_NOTICE = 2.0, 10.0  # seconds of waiting until we say for whom, and say it again
@@ -38,16 +39,9 @@ class Preflight:
         interface: as `host_tasks.choose_address` takes it.
     """
 
-    def __init__(
-        self, loop: Loop, hosts: Sequence[Host], interface: str, say: Callable[[str], None], spread: bool
-    ) -> None:
-        self._loop, self._hosts, self._interface, self._say, self._has_remote_hosts = (
-            loop,
-            hosts,
-            interface,
-            say,
-            spread,
-        )
+    def __init__(self, loop: Loop, hosts: Sequence[Host], interface: str, terminal: Terminal, spread: bool) -> None:
+        self._loop, self._hosts, self._interface, self._terminal = loop, hosts, interface, terminal
+        self._has_remote_hosts = spread
 
     def run(self) -> HostAddresses | None:
         """None when a signal came first.
@@ -78,21 +72,32 @@ class Preflight:
                     host.open(lambda: None)
                 except OSError as error:
                     raise HostUnreachable(f"{host.name} cannot be used: {error}") from error
+        try:
+            return self._await_hosts(within)
+        finally:
+            self._terminal.erase_progress()
+
+    def _await_hosts(self, within: float) -> bool:
         begun = time.monotonic()
+        next_notice = begun + _FIRST_NOTICE
         while waiting := [host for host in self._hosts if host.facts is None and not host.trouble]:
             failed = any(host.trouble for host in self._hosts)
-            patience = _FAILURE_GRACE if failed else (_FIRST_NOTICE if time.monotonic() - begun < 1 else _NEXT_NOTICE)
-            settled = partial(_has_outcome, waiting, failed)
-            if not self._loop.run_until(settled, patience):
-                if self._loop.signals:
-                    return False
-                if failed:
-                    break
-                if time.monotonic() - begun > within:
-                    raise HostUnreachable(
-                        "\n    ".join(f"{_describe_host(host)}: no answer within {within:g} s" for host in waiting)
-                    )
-                self._say(f"waiting for {', '.join(_describe_host(host) for host in waiting)}")
+            patience = _FAILURE_GRACE if failed else DRAW_INTERVAL
+            if self._loop.run_until(partial(_has_outcome, waiting, failed), patience):
+                continue
+            if self._loop.signals:
+                return False
+            if failed:
+                break
+            now = time.monotonic()
+            if now - begun > within:
+                raise HostUnreachable(
+                    "\n    ".join(f"{_describe_host(host)}: no answer within {within:g} s" for host in waiting)
+                )
+            if now >= next_notice:
+                self._terminal.say(f"collectived: waiting for {', '.join(_describe_host(host) for host in waiting)}")
+                next_notice = now + _NEXT_NOTICE
+            self._terminal.draw_progress("opening", len(self._hosts) - len(waiting), len(self._hosts), "hosts")
         if troubles := [f"{host.name} {host.trouble}" for host in self._hosts if host.trouble]:
             raise HostUnreachable("\n    ".join(troubles))
         return True

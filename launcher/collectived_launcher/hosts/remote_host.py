@@ -195,7 +195,7 @@ class RemoteHost:
             known["interfaces"] = tuple(NetworkInterface(**one) for one in known["interfaces"])
             found = HostFacts(**known)
         except (TypeError, KeyError) as error:
-            raise agent_protocol.AgentProtocolError(f"told no facts: {error}") from error
+            raise agent_protocol.AgentProtocolError(f"sent no facts: {error}") from error
         if not trouble and found.release != self._job.release:
             trouble = (
                 f"it has collectived {found.release} ({found.python}), this host has {self._job.release}: install the "

@@ -143,7 +143,7 @@ def _dial(said: dict[str, object]) -> socket.socket:
                 connection.settimeout(None)
                 return connection
         connection.close()
-        failures.append(f"{name}: somebody else answers there")
+        failures.append(f"{name}: another process answers there")
     raise OSError(f"the task on {names[0]} cannot be reached: {'; '.join(failures)}")
 
 

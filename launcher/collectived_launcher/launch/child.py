@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from collectived_launcher.hosts.host import NOT_RUN, Host, HostProcess, ProgramSpec
+from collectived_launcher.hosts.log_file import LogFile
 from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.launch.summary import describe_status
 from collectived_proto.report.phrases import sanitize_text
@@ -24,13 +24,13 @@ class Child:
     """
 
     def __init__(
-        self, name: str, terminal: Terminal, log: Path | None, colour: int | None = None, place: str = ""
+        self, name: str, terminal: Terminal, log: LogFile | None, colour: int | None = None, place: str = ""
     ) -> None:
         self.name = name
         self.stderr_tail: deque[str] = deque(maxlen=_STDERR_TAIL_LINES)
         self.exit_callback: Callable[[], None] = lambda: None
         self._terminal, self._host_name = terminal, place
-        self._log: IO[bytes] | None = log.open("ab") if log else None
+        self._log = log
         self._colour = colour
         self._process: HostProcess | None = None
         self._not_run_reason = ""
@@ -74,8 +74,7 @@ class Child:
         if stream == 2:
             self.stderr_tail.append(line.decode(errors="replace"))
         if self._log:
-            self._log.write(line + b"\n")
-            self._log.flush()
+            self._log.write(line)
         self._terminal.show(stream, self.name, self._format_line(line), self._colour)
 
     def _format_line(self, line: bytes) -> bytes:
@@ -100,7 +99,7 @@ class Child:
 class Client(Child):
     """The user's program as one rank."""
 
-    def __init__(self, rank: int, terminal: Terminal, log: Path | None, place: str = "") -> None:
+    def __init__(self, rank: int, terminal: Terminal, log: LogFile | None, place: str = "") -> None:
         super().__init__(f"rank {rank}", terminal, log, colour=rank, place=place)
         self.rank = rank
 
@@ -111,7 +110,7 @@ class Client(Child):
 class Daemon(Child):
     """A coordinator or a worker. Standard input is its lifeline: it carries the secret, and its end means "end"."""
 
-    def __init__(self, name: str, terminal: Terminal, log: Path | None, place: str = "") -> None:
+    def __init__(self, name: str, terminal: Terminal, log: LogFile | None, place: str = "") -> None:
         super().__init__(name, terminal, log, place=place)
         self.ready_info: dict[str, Any] | None = None
         self.drain_reply_json = ""

@@ -229,7 +229,12 @@ class Daemons:
             late = ", ".join(daemon.describe() for daemon in daemons if not daemon.ready_info)
             self._terminal.say(f"collectived: waiting until {late} can serve, {passed}")
 
-        run_until_with_progress(self._loop, settled, self._command.ready_timeout, say)
+        def draw() -> None:
+            ready = sum(daemon.ready_info is not None for daemon in self.all_daemons)
+            self._terminal.draw_progress("starting", ready, len(self.all_daemons), "daemons")
+
+        run_until_with_progress(self._loop, settled, self._command.ready_timeout, say, draw)
+        self._terminal.erase_progress()
         if self._loop.signals:
             return False
         for daemon in sorted(

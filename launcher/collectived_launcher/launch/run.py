@@ -20,6 +20,7 @@ from collectived_launcher.doctor.startup import report_failures
 from collectived_launcher.hosts.host import LOCALHOST, NOT_RUN, Host, TaskResult
 from collectived_launcher.hosts.host_tasks import failure_file
 from collectived_launcher.hosts.local import LocalHost
+from collectived_launcher.hosts.log_file import LogFile
 from collectived_launcher.hosts.loop import Loop
 from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.hosts.preflight import HostAddresses, HostUnreachable, Preflight
@@ -27,6 +28,7 @@ from collectived_launcher.hosts.reaper import KILL_AFTER
 from collectived_launcher.launch.child import Client, Daemon
 from collectived_launcher.launch.daemons import DaemonCommand, Daemons, StartError, await_end
 from collectived_launcher.launch.job import COORDINATOR, Addresses, Job, client_environment
+from collectived_launcher.launch.job_logs import open_daemon_log
 from collectived_launcher.launch.job_state import (
     Action,
     ClientEnded,
@@ -139,7 +141,7 @@ class Run:
         names = dict.fromkeys([*self._job.hosts, self._job_hosts.coordinator])
         hosts = [self._hosts[name] for name in names]
         spread = self._job.has_remote_hosts
-        ground = Preflight(self._loop, hosts, self._job_hosts.interface, self._say, spread).run()
+        ground = Preflight(self._loop, hosts, self._job_hosts.interface, self._terminal, spread).run()
         if ground is None:
             return
         if spread:
@@ -237,15 +239,13 @@ class Run:
 
     def _new_daemon(self, name: str) -> Daemon:
         spread = self._job.has_remote_hosts
-        worker = None if name == COORDINATOR else self._job.worker_names.index(name)
-        place = (
-            self._job_hosts.coordinator
-            if worker is None and spread
-            else ""
-            if worker is None
-            else self._job.get_host_label(worker)
-        )
-        return Daemon(name, self._terminal, self._log(name), place)
+        if name == COORDINATOR:
+            host = self._job_hosts.coordinator
+            place = host if spread else ""
+        else:
+            worker = self._job.worker_names.index(name)
+            host, place = self._job.hosts[worker], self._job.get_host_label(worker)
+        return Daemon(name, self._terminal, open_daemon_log(self._folder, host, name, self._find_log(name)), place)
 
     def _start_clients(self) -> None:
         names = self._job.worker_names
@@ -257,7 +257,8 @@ class Run:
 
     def _start_client(self, rank: int, restart: int) -> None:
         worker = self._job.find_worker(rank)
-        client = Client(rank, self._terminal, self._log(f"rank {rank}"), self._job.get_host_label(worker))
+        log = self._find_log(f"rank {rank}")
+        client = Client(rank, self._terminal, LogFile(log) if log else None, self._job.get_host_label(worker))
         client.exit_callback = lambda: self._events.append(ClientEnded(rank, client.status or 0))
         self._clients[rank] = client
         variables = client_environment(self._job, self._addresses, rank, restart)
@@ -266,8 +267,8 @@ class Run:
             variables["COLLECTIVED_FAILURE_FILE"] = failure_file(host.facts.folder, rank, restart)
         client.start(host, self._job.program, variables, self._job.folder)
 
-    def _log(self, name: str) -> Path | None:
-        """Where a process writes that is started, or started again and goes on in the same file."""
+    def _find_log(self, name: str) -> Path | None:
+        """In --log-dir, of a process that is started, or started again and goes on in the same file."""
         if self._log_dir is None:
             return None
         path = self._log_dir / f"{name.replace(' ', '-')}.log"

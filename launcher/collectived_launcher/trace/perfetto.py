@@ -109,7 +109,7 @@ def _first_time(worker: TracedProcess) -> float:
 
 
 def _build_process(worker: TracedProcess, flows: _Flows) -> TraceProcess:
-    told = "" if worker.is_complete else "what it told is not all"
+    told = "" if worker.is_complete else "its answer is not complete"
     process = TraceProcess(worker.task, f"worker {worker.task}, {worker.host}, pid {worker.pid}", told)
     for group_loop in worker.group_loops:
         for rank in group_loop.ranks:

@@ -30,7 +30,7 @@ static const struct {
 };
 
 static int add_type(PyTypeObject **type, PyType_Spec *spec) {
-    if (!*type) *type = (PyTypeObject *)PyType_FromSpec(spec); /* kept for ever: one module per process */
+    if (!*type) *type = (PyTypeObject *)PyType_FromSpec(spec); /* kept forever: one module per process */
     return *type ? 0 : -1;
 }
 

@@ -63,7 +63,7 @@ struct job {
 };
 
 struct waiting { /* what the calling thread brings along */
-    u64 until;       /* by the engine's clock; 0: for ever */
+    u64 until;       /* by the engine's clock; 0: forever */
     u64 began;       /* by the same clock; 0: the caller looks up at nothing, and KNOCK is never returned */
     /* Looks at signals, with the GIL; not 0: an exception is set. NULL: this thread has none. */
     int (*interrupted)(void *);

@@ -324,7 +324,7 @@ static PyMethodDef engine_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 static PyMethodDef job_methods[] = {
-    {"wait", job_wait, METH_O, "Wait so many nanoseconds (-1: for ever); the state."},
+    {"wait", job_wait, METH_O, "Wait so many nanoseconds (-1: forever); the state."},
     {"state", job_state, METH_NOARGS, "The state, without waiting."},
     {"instance", job_instance, METH_NOARGS, "Its number."},
     {"waiting", job_waiting, METH_NOARGS, "Of a collective that is complete: how many processes waited to join then."},

@@ -358,7 +358,7 @@ static PyObject *make_repeats(PyObject *module, PyObject *const *args, Py_ssize_
     if (has_arguments(count, 6, "(array_type, make_array, any_value, absent, standing, numbers)")) return NULL;
     static const char *const texts[] = {"dtype", "shape", "f_lasti", "f_back", "generation", "verdict", "waiting"};
     for (int i = 0; i < NAMES; i++)
-        if (!names.all[i] && !(names.all[i] = PyUnicode_InternFromString(texts[i]))) return NULL; /* kept for ever */
+        if (!names.all[i] && !(names.all[i] = PyUnicode_InternFromString(texts[i]))) return NULL; /* kept forever */
     Repeats *r = (Repeats *)PyType_GenericAlloc(repeats_type, 0);
     if (!r) return NULL;
     r->array_type = keep(args[0]), r->make_array = keep(args[1]), r->any_value = keep(args[2]);

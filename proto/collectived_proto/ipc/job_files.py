@@ -8,7 +8,6 @@ The *system worker*, which systemd or Kubernetes keeps running for everybody on 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
@@ -102,14 +101,17 @@ def list_starting_jobs() -> list[str]:
     if not runtime_path().exists():
         return []
     names = [path.name for path in sorted(ensure_runtime_folder().iterdir()) if path.is_dir()]
-    starting = []
-    for name in names:
-        _, _, owner = name.rpartition("-")[0].rpartition("-")  # `<user>-<pid>-<random>`, as `launch` names them
-        with contextlib.suppress(OSError, ValueError):
-            os.kill(int(owner), 0)
-            if not (runtime_path() / f"{name}.json").exists():
-                starting.append(name)
-    return starting
+    return [name for name in names if has_launcher(name) and not (runtime_path() / f"{name}.json").exists()]
+
+
+def has_launcher(job: str) -> bool:
+    """Whether the launcher of a job of that name lives on this host."""
+    _, _, owner = job.rpartition("-")[0].rpartition("-")  # `<user>-<pid>-<random>`, as `launch` names them
+    try:
+        os.kill(int(owner), 0)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def list_running_jobs() -> list[JobFile]:

@@ -276,7 +276,7 @@ def _find_limits_met(workers: Iterable[pb.WorkerStatus]) -> Iterator[StatusFindi
             name = met.limit.replace("_", " ")
             sentence = (
                 f"worker {worker.task} (host {worker.host}) has met its limit of {name} {times}, the last "
-                f"{format_duration(met.last_seconds)} ago: somebody was refused"
+                f"{format_duration(met.last_seconds)} ago: a request was refused"
             )
             yield StatusFinding(
                 FindingKind.LIMIT, Severity.WARNING, sentence, worker=worker.task, age_seconds=met.last_seconds

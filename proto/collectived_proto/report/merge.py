@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from collectived_proto.v1 import status_pb2 as pb
 
-RESTARTED_WARNING = "the coordinator was started again and has not heard all workers yet"
+RESTARTED_WARNING = "the coordinator was started again and has not heard from all workers yet"
 
 
 def merge_in_flight(

@@ -80,6 +80,11 @@ class Progress:
             self._what, self._done, self._total, self._detail = what, done, total, detail
         self._draw()
 
+    def hide(self) -> None:
+        """Erase the bar, because something else is printed there; what is done next draws it again."""
+        if self._bar is not None:
+            self._bar.stop()
+
     def say(self, text: str) -> None:
         """Print a line, above the bar where there is one."""
         if self._bar is not None:
@@ -95,6 +100,7 @@ class Progress:
 
     def _draw(self) -> None:
         if self._bar is not None:
+            self._bar.start()
             self._bar.update(
                 self._bar.task_ids[0],
                 description=self._what,

@@ -135,7 +135,7 @@ def load_certificates(settings: DaemonSettings, listen: Iterable[str]) -> Certif
     plain = [address for address in listen if not is_unix_address(address)]
     if files.ca and not files.cert and plain:
         raise StartupError(
-            f"--tls-ca {files.ca} says whose certificates others must show, and {', '.join(plain)} would be served in "
+            f"--tls-ca {files.ca} names the authorities of callers, and {', '.join(plain)} would be served in "
             "plain text: give --tls-cert and --tls-key too"
         )
     return Certificates(files)

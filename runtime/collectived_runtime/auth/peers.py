@@ -80,7 +80,7 @@ def explain_denial(peer: UnixPeer) -> str:
     elif peer.pid <= 0:
         who = "you are in another PID namespace, as in another container"
     else:
-        who = f"you are uid {peer.uid}, whom nothing of that names"
+        who = f"you are uid {peer.uid}, and are not among these"
     return (
         f"this socket serves its daemon's own user, root, and whom `allow_users` and `allow_groups` name, and {who}: "
         "show the job's secret or a client token, or have yourself named there"

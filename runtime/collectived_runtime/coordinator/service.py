@@ -350,7 +350,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Status(self, request: status_pb2.StatusRequest, context: Any) -> status_pb2.StatusReply:
         told, silent = ({}, []) if request.local_only else await self._inspect()
         warnings = [
-            f"worker {task} did not answer within {INSPECTION_SECONDS} s: shown is what it told before, - if nothing"
+            f"worker {task} did not answer within {INSPECTION_SECONDS} s: its last answer is shown, - if there is none"
             for task in silent
         ]
         view = take_snapshot(self._coordinator.registry, self._now())

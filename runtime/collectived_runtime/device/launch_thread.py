@@ -124,7 +124,7 @@ class LaunchThread:
         self._cuda = cuda
         self._device = device
         self._stream = 0
-        # No SimpleQueue: one of CPython 3.11 may wait for ever where its time is over before it has begun to wait.
+        # No SimpleQueue: one of CPython 3.11 may wait forever where its time is over before it has begun to wait.
         self._submitted: queue.Queue[Launch | None] = queue.Queue()
         self._waiting: list[Launch] = []  # until their events are over
         self._in_flight: deque[Launch] = deque()  # in the order of the stream

@@ -58,7 +58,7 @@ class PeekingSocket(socket.socket):
         """How much is there, of so many bytes at most."""
         data, _, told, _ = self.recvmsg(size, 0, flags | socket.MSG_PEEK)
         if told & socket.MSG_CTRUNC:
-            raise OSError(errno.EPROTO, "a descriptor came that nobody has asked for")
+            raise OSError(errno.EPROTO, "a descriptor came that was not asked for")
         return len(data)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """What can be wrong with a set of plans.
 
 PlanError
-├── PlanDeadlock       somebody would wait for ever, or for another span
+├── PlanDeadlock       somebody would wait forever, or for another span
 ├── BufferOverwrite    something is read that has been, or is being, written over; or that was never there
 ├── FoldOrderError     the left operand of a fold is not the one with the lowest contribution
 ├── ContributionError  a contribution is missing, or there twice, or a result is missing
@@ -14,7 +14,7 @@ class PlanError(Exception):
 
 
 class PlanDeadlock(PlanError):
-    """Somebody would wait for ever, or gets another span than it expects."""
+    """Somebody would wait forever, or gets another span than it expects."""
 
 
 class BufferOverwrite(PlanError):

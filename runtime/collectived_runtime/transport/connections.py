@@ -358,7 +358,7 @@ class ConnectionServer:
             raise HelloRefused(f"it dialled worker {hello.acceptor}, and this is worker {self._task}")
         key = (hello.key, hello.generation, hello.dialler, hello.channel)
         if not hello.is_probe and key not in self._expected and len(self._early_links) >= MAX_EARLY_LINKS:
-            log.warning("the link %s was refused: %d wait already that nobody expects", guest.peer, MAX_EARLY_LINKS)
+            log.warning("the link %s was refused: %d unexpected links wait already", guest.peer, MAX_EARLY_LINKS)
             self._rejections.count_limit(Limit.LINKS)
             yield from handshake.write(connection, hello_.encode_no_room(NoRoom.EARLY_LINKS))
             self._handshakes.discard(guest)

@@ -48,7 +48,7 @@ class NoRoom(enum.IntEnum):
 _NO_ROOM_TEXTS = {
     NoRoom.UNSPECIFIED: "it has no room for a link just now",
     NoRoom.DESCRIPTORS: "it has hardly any file descriptors left (RLIMIT_NOFILE of that worker)",
-    NoRoom.EARLY_LINKS: f"{MAX_EARLY_LINKS} links wait there already that nobody expects yet",
+    NoRoom.EARLY_LINKS: f"{MAX_EARLY_LINKS} unexpected links wait there already",
 }
 
 

@@ -98,7 +98,7 @@ class AcceptListener(Generic[Pending]):
             self._close(connection, Limit.DESCRIPTORS)
             return None
         if len(self.pending) >= house.max_pending:
-            log.warning("%d connections wait that have not said who they are: the oldest is closed", house.max_pending)
+            log.warning("%d connections have not identified themselves: the oldest is closed", house.max_pending)
             house.rejections.count_limit(Limit.HANDSHAKES)
             turn_away(next(iter(self.pending.values())))
         return connection, host
@@ -158,7 +158,7 @@ def describe_peer(connection: socket.socket) -> str:
     try:
         return f"from {format_address(*connection.getpeername()[:2])}"
     except OSError:
-        return "from somebody who has gone again"
+        return "from a caller that has left"
 
 
 def format_address(host: str, port: int) -> str:

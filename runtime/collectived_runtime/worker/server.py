@@ -85,7 +85,7 @@ SERVICE = "collectived.v1.Worker"
 STATUS_SECONDS = 0.45  # for the coordinator's answer, which itself waits 0.3 s for workers
 SWITCH_SECONDS = 0.0005  # a group loop that wakes waits at most this long for the interpreter
 EXIT_DEFECT = 70  # exit status
-DEFECT_MESSAGE = "a defect of collectived: this worker would hear nothing of its coordinator any more, and ends"
+DEFECT_MESSAGE = "a defect of collectived: this worker no longer hears its coordinator, and ends"
 LAUNCHER_GONE_MESSAGE = "its launcher is gone, or has ended it"  # standard input has ended, which tells no more
 # A session over gRPC lives by its stream: a client whose host has vanished is noticed within the sum of the first two.
 KEEPALIVE_OPTIONS = (

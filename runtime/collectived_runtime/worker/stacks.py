@@ -77,7 +77,7 @@ class StackSampler:
             MalformedMessage: nobody has asked.
         """
         if not self._is_unanswered:
-            raise messages.MalformedMessage("it has told where its threads are, and nobody has asked")
+            raise messages.MalformedMessage("it has sent where its threads are, without being asked")
         self._is_unanswered = False
         self._latest = clean_stack(text)
         self._tell(self._latest)

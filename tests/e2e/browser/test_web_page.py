@@ -165,19 +165,35 @@ def test_the_missing_rank_stands_first_and_no_call_site_is_broken(browser: Brows
         assert browser.evaluate(f"(() => {{ {text}; return text.getClientRects().length; }})()") == 1, "one line"
 
 
-def test_it_keeps_a_small_history_of_what_was_carried_and_waited(browser: Browser, served: Served) -> None:
+def test_a_failure_leads_to_what_its_error_means(browser: Browser, served: Served) -> None:
+    browser.look_like(1280, 900, "light")
+    browser.console.clear()
+    browser.open(served.link)
+    browser.until("document.querySelector('#tables td a') !== null")
+    assert browser.evaluate("document.querySelector('#tables td a').innerText") == "UNAVAILABLE"
+    browser.evaluate("document.querySelector('#tables td a').click()")
+    browser.until("document.querySelector('section:target h2') !== null")
+    assert browser.evaluate("document.querySelector('section:target h2').innerText") == "UnavailableError (UNAVAILABLE)"
+    browser.evaluate("document.querySelector('a').click()")
+    browser.until("document.querySelectorAll('#tables td').length > 30")
+    assert not browser.console
+
+
+def test_it_keeps_a_small_history_of_what_was_carried_waited_and_failed(browser: Browser, served: Served) -> None:
     rate = served.reply.groups[0].rates.add(op="all_reduce", seconds=60, bus_bytes=10**9, busy_seconds=0.5)
     browser.look_like(1280, 900, "light")
     browser.open(served.link)
     browser.until("document.body.innerText.includes('2.00 GB/s')")
     assert "0.0 %" in browser.evaluate("document.querySelector('#facts').innerText")
     served.reply.unix_time += 1
+    served.reply.failures.add(unix_time=served.reply.unix_time - 5)
     rate.busy_seconds, rate.waiting_seconds = 1.0, 30.0
     browser.until("document.body.innerText.includes('1.00 GB/s')")
     assert "50.0 %" in browser.evaluate("document.querySelector('#facts').innerText")
     lines = "[...document.querySelectorAll('#facts polyline')]"
-    bus, waiting = browser.evaluate(f"{lines}.map((one) => one.getAttribute('points')).filter(Boolean)")
+    bus, waiting, failed = browser.evaluate(f"{lines}.map((one) => one.getAttribute('points')).filter(Boolean)")
     assert bus.split() == ["118,1.0", "119,10.0"] and waiting.split() == ["118,19.0", "119,1.0"]
+    assert failed.split() == ["118,19.0", "119,1.0"], "the failure of a minute ago does not count"
 
 
 def test_it_is_light_or_dark_as_its_reader_likes_and_fits_a_phone(browser: Browser, served: Served) -> None:

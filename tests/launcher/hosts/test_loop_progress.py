@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from functools import partial
 
 import pytest
 
@@ -16,26 +17,40 @@ from collectived_proto.report import progress
 PATIENCE = 20.0
 
 
+def nothing() -> None:
+    """Draws no bar."""
+
+
 def test_a_wait_says_how_long_it_has_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collectived_launcher.hosts.loop.PROGRESS_INTERVAL", 0.02)
     said: list[str] = []
     with Loop() as loop:
-        assert run_until_with_progress(loop, lambda: len(said) == 3, PATIENCE, said.append)
+        assert run_until_with_progress(loop, lambda: len(said) == 3, PATIENCE, said.append, nothing)
     assert len(said) == 3 and all(re.fullmatch(r"\d+ of 20 s", line) for line in said)
+
+
+def test_a_long_wait_is_drawn_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collectived_launcher.hosts.loop.DRAW_INTERVAL", 0.01)
+    said: list[str] = []
+    drawn: list[None] = []
+    with Loop() as loop:
+        draw = partial(drawn.append, None)
+        assert run_until_with_progress(loop, lambda: len(drawn) == 3, PATIENCE, said.append, draw)
+    assert said == []
 
 
 def test_a_wait_that_is_over_in_time_says_nothing() -> None:
     said: list[str] = []
     with Loop() as loop:
-        assert run_until_with_progress(loop, lambda: True, PATIENCE, said.append)
-        assert not run_until_with_progress(loop, lambda: False, 0.01, said.append)
+        assert run_until_with_progress(loop, lambda: True, PATIENCE, said.append, nothing)
+        assert not run_until_with_progress(loop, lambda: False, 0.01, said.append, nothing)
     assert said == []
 
 
 def test_a_signal_ends_a_wait() -> None:
     with Loop() as loop:
         loop.signals.append(15)
-        assert not run_until_with_progress(loop, lambda: False, PATIENCE, lambda passed: None)
+        assert not run_until_with_progress(loop, lambda: False, PATIENCE, lambda passed: None, nothing)
 
 
 def test_bench_says_over_a_pipe_that_it_goes_on(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,3 +59,28 @@ def test_what_daemons_tell_does_not_steer_the_terminal_and_ranks_may_colour_thei
     Daemon("worker 0", shown, None).on_output(2, "group \x1b[31m\x9b2Jx".encode())
     Client(0, shown, None).on_output(1, b"\x1b[31mred")
     assert shown.lines == ["group \ufffd[31m\ufffd2Jx".encode(), b"\x1b[31mred"]
+
+
+def test_lines_stand_above_the_bar_of_a_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(theirs, "w") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", stream)
+        terminal = Terminal()
+        terminal.draw_progress("starting", 1, 3, "daemons")
+        patch.setattr(os, "write", lambda stream_number, data, write=os.write: write(theirs, data))
+        terminal.say("collectived: a line")
+        terminal.draw_progress("starting", 2, 3, "daemons")
+        terminal.erase_progress()
+    said = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    first, line, second = said.index("1/3"), said.index("collectived: a line"), said.index("2/3")
+    assert first < line < second
+    assert "\x1b[2K" in said[first:line] and "\x1b[2K" in said[second:], "the bar is erased each time"
+
+
+def test_elsewhere_there_is_no_bar(capfd: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal()
+    terminal.draw_progress("starting", 1, 3, "daemons")
+    terminal.erase_progress()
+    assert capfd.readouterr() == ("", "")

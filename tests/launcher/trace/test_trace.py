@@ -379,7 +379,7 @@ def test_a_pipe_stays_a_pipe_and_carries_the_trace(worker: tuple[Worker, str], t
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with ThreadPoolExecutor(1) as reader:
-        held = os.open(pipe, os.O_RDWR)  # so that nobody waits for the other side for ever
+        held = os.open(pipe, os.O_RDWR)  # so that nobody waits for the other side forever
         try:
             read = reader.submit(_until_its_end, held)
             assert run(["trace", "--worker", worker[1], "-o", str(pipe)]) == 0

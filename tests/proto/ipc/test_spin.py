@@ -1,4 +1,4 @@
-"""Looking before sleeping: for ever shorter where it is in vain, longer again where it is not."""
+"""Looking before sleeping: forever shorter where it is in vain, longer again where it is not."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def test_memory_that_is_nearly_used_up_is_told(used: int, told: bool) -> None:
 def test_a_limit_that_was_met_lately_is_told(limit: str, ago: float, told: bool) -> None:
     reply = job()
     reply.workers[1].limits_met.add(limit=limit, refused=17, last_seconds=ago)
-    expected = "worker 1 (host h) has met its limit of sessions 17 times, the last 3.2 s ago: somebody was refused"
+    expected = "worker 1 (host h) has met its limit of sessions 17 times, the last 3.2 s ago: a request was refused"
     assert [(one.kind, one.sentence) for one in collect_findings(reply)] == [(FindingKind.LIMIT, expected)] * told
 
 

@@ -447,7 +447,7 @@ def test_status_names_the_worker_that_does_not_answer(play: Play) -> None:
         await two.hear("inspect")
         reply = await asked
         assert list(reply.warnings) == [
-            "worker 1 did not answer within 0.3 s: shown is what it told before, - if nothing"
+            "worker 1 did not answer within 0.3 s: its last answer is shown, - if there is none"
         ]
         assert [worker.task for worker in reply.workers] == [0, 1]
 

@@ -1,6 +1,6 @@
 """Works that PyTorch would lose.
 
-Up to 2.6 it holds only the C++ half of a work that Python gives it. When the other half is gone, that waits for ever.
+Up to 2.6 it holds only the C++ half of a work that Python gives it. When the other half is gone, that waits forever.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def query_libraries(within: float) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        return {"trouble": f"who asked the NVIDIA driver ended: {said}"}
+        return {"trouble": f"the process that asked the NVIDIA driver ended: {said}"}
     return found
 
 

@@ -119,7 +119,7 @@ def check_running_jobs(jobs: tuple[RunningJob, ...], software: Software) -> Iter
             yield warning(
                 "running job",
                 f"{job.name} answers in part: {'; '.join(job.missing)}",
-                "look at the output of whoever is silent; `collectived status` tells what is known",
+                "look at the output of the daemon that does not answer; `collectived status` tells what is known",
             )
         elif job.round_trip <= SLOW_ANSWER:
             yield from check_clock_skew(f"{job.name}'s", job.ahead, job.round_trip)

@@ -64,7 +64,7 @@ def handle_report(registry: Registry, event: FaultReported, now: float) -> Itera
 
 
 def _answer_unknown_generation(task: int, report: Report) -> Iterator[Effect]:
-    """Nothing is known about this generation: it ended long ago. A group loop that waits must not wait for ever."""
+    """Nothing is known about this generation: it ended long ago. A group loop that waits must not wait forever."""
     yield Log("debug", f"worker {task} reports {report.kind.name} of generation {report.generation}, long forgotten")
     if report.kind in _INSTANCE_REPORTS:
         yield SendToWorker(task, _make_forgotten_verdict(report))

@@ -15,6 +15,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToJson
 
+from collectived_proto.errors import error_class
 from collectived_proto.report.findings import code_name, collect_findings
 from collectived_proto.report.labels import (
     finished_text,
@@ -107,4 +108,5 @@ def derived_to_json(reply: StatusReply) -> dict[str, Any]:
             for group in reply.groups
         ],
         "failures": [code_name(failure.verdict.code) for failure in reply.failures],
+        "errors": [error_class(failure.verdict.code).__name__ for failure in reply.failures],
     }

@@ -2,7 +2,7 @@
 
 The page is one file without data in it, so anybody may have it. The data, for whoever may look, are at `/status.json`,
 as `status --json` gives them, and at `/page.json`: the same as `status`, and beside it as `findings` what is wrong, in
-words, and as `told` what three faces say alike.
+words, and as `told` what three faces say alike. What each error means is at `/errors`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from importlib.resources import files
 
 from collectived_runtime.auth.credentials import TokenAuthenticator
 from collectived_runtime.coordinator.web.cache import StatusCache
+from collectived_runtime.coordinator.web.errors_page import render_errors_page
 from collectived_runtime.http.healthz import healthz_routes
 from collectived_runtime.http.messages import (
     EMPTY_PAGE_CSP,
@@ -27,15 +28,20 @@ from collectived_runtime.http.messages import (
 )
 from collectived_runtime.http.server import GetTlsContext, HttpServer
 
-PAGE = "/"
+PAGE, ERRORS = "/", "/errors"
 DATA_PATHS = ("/status.json", "/page.json")
 
 
 def make_routes(picture: StatusCache) -> Routes:
     """Return the routes of the page and its data."""
     shown = make_page_answer(files(__package__).joinpath("page.html").read_bytes())
+    meanings = make_page_answer(render_errors_page())
     data = Route(partial(_serve_data, picture))
-    return {PAGE: Route(lambda _: shown, is_public=True), **dict.fromkeys(DATA_PATHS, data)}
+    return {
+        PAGE: Route(lambda _: shown, is_public=True),
+        ERRORS: Route(lambda _: meanings, is_public=True),
+        **dict.fromkeys(DATA_PATHS, data),
+    }
 
 
 def make_page_server(
@@ -60,7 +66,7 @@ async def _serve_data(picture: StatusCache, request: Request) -> Response:
 
 def content_security_policy(source: bytes) -> str:
     """The Content-Security-Policy of a page: its own script and style, known by their digests, and its own server."""
-    script, style = (" ".join(_digests(source, tag)) for tag in (b"script", b"style"))
+    script, style = (" ".join(_digests(source, tag)) or "'none'" for tag in (b"script", b"style"))
     return (
         f"{EMPTY_PAGE_CSP}; script-src {script}; style-src {style}; connect-src 'self'; img-src data:; "
         "require-trusted-types-for 'script'"

@@ -89,7 +89,7 @@ class Cuda(Protocol):
     def create_shared_event(self, device: int) -> tuple[int, bytes]:
         """A new event, and the handle of 64 bytes by which another process may make its streams wait for it.
 
-        Once it is ended nobody may wait for it: end it when it is over, else who waits may do so for ever.
+        Once it is ended nobody may wait for it: end it when it is over, else who waits may do so forever.
         """
 
     def open_event(self, device: int, handle: bytes) -> int:

@@ -70,7 +70,7 @@ class Poller:
             del self._events[descriptor]
 
     def wait(self, until: float, look: bool = False, wait: Wait | None = None) -> None:
-        """Waits until something happens or the monotonic clock shows `until` (inf: for ever), and handles it.
+        """Waits until something happens or the monotonic clock shows `until` (inf: forever), and handles it.
 
         Args:
             look: look for a moment before sleeping.

@@ -145,7 +145,7 @@ class SegmentWatch:
         now = time.monotonic()
         self._segment.watcher.review()
         if (largest := self._segment.charge()) is not None:
-            why = "what it sends, and nobody has asked for, takes more shared memory than its worker has"
+            why = "its sends that are not received yet take more shared memory than its worker has"
             self._doorbells.drop(self._doorbells.local_ranks[largest], why)
         complete, culprit, reason = self._take_in_completed(now)
         self._read_seats(complete, now)

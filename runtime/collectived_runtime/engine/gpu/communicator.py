@@ -17,7 +17,7 @@ class NcclContext:
     """What a worker carries collectives out with where NCCL does it. `gpus` are by index.
 
     What several GPUs are to do at the same time is given to all of them under `launch_lock`: two such things that came
-    to two GPUs in different orders would wait for each other for ever.
+    to two GPUs in different orders would wait for each other forever.
     """
 
     communicators: Communicators

@@ -50,7 +50,7 @@ class GroupCommunicators:
         Where NCCL works inside of this worker alone no other worker is asked.
         """
         nccl = self._nccl_context
-        assert nccl is not None, "a worker that has told nobody of NCCL is asked for it"
+        assert nccl is not None, "a worker that has announced no NCCL is asked for it"
         key = TicketKey(self._topology.group.key, self._generation, instance)
         if program.is_hierarchical and nccl.communicators.get(self._local_key) is None:
             alone = replace(workers, places=1, place=0, transport=replace(workers.transport, links={}))

@@ -1,6 +1,6 @@
 """In which order a worker launches what NCCL carries out, so that all workers launch in the same order.
 
-Kernels of two groups on the same GPUs wait for each other for ever where two workers launch them in different orders.
+Kernels of two groups on the same GPUs wait for each other forever where two workers launch them in different orders.
 So every such collective gets a *ticket*, and a worker launches in the order of tickets. For each collective every
 worker of its group *proposes* a number above all that it knows; the highest proposal is its ticket, which all of them
 *settle* on. A collective's *turn* has come when it is settled and no other one, settled or only proposed, has a lower

@@ -104,7 +104,9 @@ class StreamOrder:
                 made = gpu.cuda.create_shared_event(gpu.device.number)
             except CudaError as error:
                 log.warning(
-                    "GPU:%d has no events for other processes: nobody goes on before its end: %s", gpu.index, error
+                    "GPU:%d has no events for other processes, so calls return when their work there is over: %s",
+                    gpu.index,
+                    error,
                 )
                 known.made[gpu] = MOST_EVENTS
                 return None

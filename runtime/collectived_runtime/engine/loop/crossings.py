@@ -162,7 +162,7 @@ class Crossings:
         )
 
     def wait(self, segment: SpanningWatch, polls: bytearray, seconds: float) -> list[tuple[int, int]]:
-        """Wait for any of `polls`, for so many seconds (inf: for ever), and carry meanwhile what has a route.
+        """Wait for any of `polls`, for so many seconds (inf: forever), and carry meanwhile what has a route.
 
         Returns:
             The descriptors with events that are for others.

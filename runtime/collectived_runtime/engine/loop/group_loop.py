@@ -417,7 +417,7 @@ class GroupLoop:
         is_p2p = submission.instance >= messages.P2P_BASE  # numbers begin anew with each generation
         number, most = submission.instance - messages.P2P_BASE * is_p2p, _MOST_P2P if is_p2p else _MOST
         if number >= most or len(self._early_submissions) >= (_MOST + _MOST_P2P) * len(self.local_ranks):
-            raise messages.MalformedMessage("a submission of a generation of the group that nobody has announced")
+            raise messages.MalformedMessage("a submission of a generation of the group that was never announced")
         again = partial(self._on_submit, local_rank, submission)
         self._early_submissions.append(partial(self._doorbells.carry_out, local_rank, again))
 

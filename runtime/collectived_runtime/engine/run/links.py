@@ -123,7 +123,7 @@ class Links:
         self._past_sent = self._past_received = 0
         self._departed_peers: set[int] = set()  # peers whose group loops have said goodbye
         self._abandoned: set[Link] = set()  # perhaps amid a frame: nobody reads them any more
-        self._hung_up: set[Link] = set()  # ended amid a task that will find it: poll would tell of it for ever
+        self._hung_up: set[Link] = set()  # ended amid a task that will find it: poll would tell of it forever
         self.ready: set[Link] = set()  # links with news since `ready` was cleared
         self.closed = False
 
@@ -252,7 +252,7 @@ class Links:
     def _on_event(self, link: Link, events: int) -> None:
         self.ready.add(link)
         # Else the task that waits for it will see. One that waits to receive where a frame is parked sees nothing: the
-        # link is then watched for nothing, and poll tells of its end alone, for ever.
+        # link is then watched for nothing, and poll tells of its end alone, forever.
         if not self._links_in_use.get(link) or not self._watched_events.get(link):
             self._poll_link(link, events)
 

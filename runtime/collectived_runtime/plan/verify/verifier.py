@@ -4,7 +4,7 @@ A *value* is what would stand in a span: whose contributions it is made of, and 
 equal inputs give equal bits. The checker walks all plans in lockstep, one round of each at a time, and proves:
 
 - a send and its receive stand in the same round, in the same order for a pair, with equal spans, so that no round can
-  wait for ever; who would wait is named (`PlanDeadlock`);
+  wait forever; who would wait is named (`PlanDeadlock`);
 - no round reads what it writes, and the three buffers may share memory (`BufferOverwrite`);
 - the left operand of a fold is the one with the lowest contribution (`FoldOrderError`);
 - whoever must end with a result has each contribution exactly once everywhere (`ContributionError`), and the same fold

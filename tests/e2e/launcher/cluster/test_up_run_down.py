@@ -230,7 +230,7 @@ def test_hosts_are_taken_down_and_up_one_by_one(lab: Lab) -> None:
 
 
 def test_logs_of_all_hosts_are_shown(lab: Lab) -> None:
-    assert "no cluster of yours runs on this host" in lab.do("logs", status=3)
+    assert "no cluster or job of yours runs on this host" in lab.do("logs", status=3)
     file = lab.folder / "two.toml"
     file.write_text(f'name = "two"\nhosts = ["localhost", "b"]\n{WORKER}')
     lab.do("up", "two.toml", "--ssh", str(lab.ssh))

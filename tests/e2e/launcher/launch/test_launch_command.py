@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,34 @@ def test_log_dir_has_one_file_per_process(place: Any, tmp_path: Path) -> None:
         ["coordinator.log", *(f"worker-{n}.log" for n in range(2)), *(f"rank-{n}.log" for n in range(4))]
     )
     assert sorted((tmp_path / "rank-3.log").read_text().splitlines()) == ["err", "out 3"]
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["", "with --log-dir"])
+def test_logs_shows_what_the_daemons_of_a_running_job_have_logged(place: Any, tmp_path: Path, is_kept: bool) -> None:
+    def ask(*words: str) -> subprocess.CompletedProcess[str]:
+        asked = place.run_in_background([sys.executable, "-m", "collectived_launcher", "logs", *words])
+        out, err = asked.communicate(timeout=PATIENCE)
+        return subprocess.CompletedProcess(words, asked.returncode, out, err)
+
+    wish = {"log_dir": str(tmp_path)} if is_kept else {}
+    launcher = place.start(*PYTHON, WAIT, fault="refuse:worker:again", daemon_restarts=1, grace=600, **wish)
+    place.lines_with(launcher, "up", 4)
+    os.kill(place.daemon("worker 1"), signal.SIGKILL)
+    place.error_with(launcher, "^.worker 1. worker: address already in use")
+    assert ask().stdout == "[worker 1] worker: address already in use\n"
+    found = json.loads(ask("localhost", "--json").stdout)
+    assert found == {"localhost": {"coordinator": [], "worker 0": [], "worker 1": ["worker: address already in use"]}}
+    (job,) = [file.removesuffix(".json") for file in place.files() if file.endswith(".json")]
+    job = os.path.basename(job)
+    assert ask("--job", job, "-n", "1").stdout == "[worker 1] worker: address already in use\n"
+    assert f"'b' is no host of job {job}; hosts: localhost" in ask("b").stderr
+    wrong = ask("--job", "other")
+    assert wrong.returncode == 3 and f"jobs that do: {job}" in wrong.stderr
+    assert "collectived logs --cluster lab.toml" in ask("lab.toml").stderr
+    launcher.send_signal(signal.SIGINT)
+    launcher.wait(PATIENCE)
+    gone = ask()
+    assert gone.returncode == 3 and "no cluster or job of yours runs on this host" in gone.stderr
 
 
 def test_the_summary_names_the_first_failure_first(place: Any) -> None:

@@ -144,4 +144,5 @@ def test_the_page_is_told_what_the_other_faces_say_of_the_same() -> None:
             {"counted": False, "size": "0", "late": [], "late_posts": [], "finished": ["#2"]},
         ],
         "failures": ["FAILED_PRECONDITION"],
+        "errors": ["FailedPreconditionError"],
     }

@@ -41,4 +41,4 @@ def main(name: str, library: str) -> dict[str, str]:
 
 if __name__ == "__main__":
     print(json.dumps(main(*sys.argv[1:])), flush=True)
-    os._exit(0)  # threads of a fact that failed may hang for ever
+    os._exit(0)  # threads of a fact that failed may hang forever

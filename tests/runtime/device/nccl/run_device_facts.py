@@ -55,4 +55,4 @@ if __name__ == "__main__":
     name, number, descriptor, *facts = sys.argv[1:]
     told = json.dumps(main(name, int(number), socket.socket(fileno=int(descriptor)), facts))
     print(told, flush=True)
-    os._exit(0)  # threads that hang in NCCL may hang for ever
+    os._exit(0)  # threads that hang in NCCL may hang forever

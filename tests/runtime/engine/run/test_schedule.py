@@ -45,7 +45,7 @@ def run_all(generators: dict[int, Iterator[Wait]]) -> None:
             except StopIteration:
                 del generators[name]
                 idle = 0
-        assert idle <= 2 * len(generators) + 2, f"stuck: {sorted(generators)} wait for ever"
+        assert idle <= 2 * len(generators) + 2, f"stuck: {sorted(generators)} wait forever"
 
 
 def all_reduce(algorithm: Algorithm, inputs: list[Array], capacity: int = 1 << 16) -> list[Array]:
