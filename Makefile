@@ -41,7 +41,7 @@ GPU_NEEDS := 'nccl4py~=0.6.0' pynccl==0.1.2 grpcio grpcio-status grpcio-health-c
 MPI4PY := mpi4py-4.1.1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-lines test-torch test-mpi test-ray test-gpu gpu-wheels gpu-report test-nccl test-kill test-slurm drills bench bench-torch fuzz mutants native sanitize wheels image image-lock docs site test-site check format lint types layers proto proto-check proto-release clean
+.PHONY: help setup demo test test-unit test-lines test-torch test-mpi test-ray test-gpu gpu-wheels gpu-report test-nccl test-kill test-slurm drills bench bench-torch tune-check fuzz mutants native sanitize wheels image image-lock docs site test-site check format lint types layers proto proto-check proto-release clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -114,6 +114,9 @@ bench: $(READY) ## measure against Gloo, MPI and TensorFlow, and write what came
 
 bench-torch: $(TORCH_VENV)/installed $(NATIVE) ## measure PyTorch's process groups against Gloo's, and write what came of it into docs/internals/performance.md
 	$(TORCH_VENV)/bin/python -m benchmarks.process_groups --write
+
+tune-check: $(READY) ## compare AUTO with the best algorithm over three kinds of links (root), and write the table into docs/guide/algorithms.md
+	$(BIN)/python -m benchmarks.tune_check --write
 
 fuzz: $(VENV)/installed-fuzz $(NATIVE) ## feed a million hostile inputs to every parser, and besiege living daemons
 	$(BIN)/python -m tests.fuzz

@@ -7,29 +7,22 @@ formats have their turn; a call lasts as long as on the slower rank.
 from __future__ import annotations
 
 import argparse
-import secrets
 import statistics
-import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import numpy as np
 
 import collectived as cd
 from benchmarks import conditions
+from benchmarks.paced_hosts import paced_hosts
 from benchmarks.page import write
-from collectived.testing.daemon import Daemon
 
 FORMATS = ("none", "bfloat16", "float8", "int8")
 GOALS = {"bfloat16": 1.8, "int8": 3.0}  # times as fast as float32
 SIZES = tuple(1 << exponent for exponent in (18, 20, 22, 24, 26))  # bytes of float32
 GOAL_FROM = 1 << 20
 MEGABITS = 1000
-_START_SECONDS = 60.0
 Seconds = dict[int, dict[str, list[float]]]  # by size and format, one a round
 
 
@@ -70,7 +63,7 @@ def _show_size(nbytes: int) -> str:
 
 
 def measure(rounds: int) -> Seconds:
-    with two_hosts() as addresses, ThreadPoolExecutor(len(addresses)) as pool:
+    with paced_hosts(2, MEGABITS) as addresses, ThreadPoolExecutor(len(addresses)) as pool:
         by_rank = list(pool.map(lambda rank: run_rank(addresses, rank, rounds), range(len(addresses))))
     return {
         size: {
@@ -96,42 +89,6 @@ def run_rank(addresses: list[str], rank: int, rounds: int) -> Seconds:
                     if number:  # the first is to get ready
                         found[size][name].append(time.perf_counter() - begin)
     return found
-
-
-@contextmanager
-def two_hosts(megabits: int = MEGABITS) -> Iterator[list[str]]:
-    """The addresses of two workers, for clients of this host, with a link of so many Mbit/s between them."""
-    mark = f"cd{secrets.token_hex(3)}"
-    names, ends = [f"{mark}{side}" for side in "ab"], [f"{mark}v{side}" for side in "ab"]
-    with ExitStack() as stack:
-        for name in names:
-            _run(f"ip netns add {name}")
-            stack.callback(_run, f"ip netns del {name}")
-        _run(f"ip link add {ends[0]} netns {names[0]} type veth peer name {ends[1]} netns {names[1]}")
-        for side, (name, end) in enumerate(zip(names, ends, strict=True)):
-            _run(f"ip -n {name} addr add 10.78.0.{side + 1}/24 dev {end}")
-            _run(f"ip -n {name} link set {end} up")
-            _run(f"tc -n {name} qdisc add dev {end} root tbf rate {megabits}mbit burst 128kb latency 50ms")
-        folder, secret = stack.enter_context(tempfile.TemporaryDirectory(prefix="cd-")), secrets.token_hex(16)
-
-        def start(*words: str, within: tuple[str, ...] = ()) -> str:
-            daemon = Daemon([*words, "--job", "bench"], secret, within)
-            stack.callback(daemon.close)
-            return str(daemon.wait_ready(_START_SECONDS)["address"])
-
-        coordinator = start("coordinator", "--listen", f"unix:{Path(folder) / 'c.sock'}")
-        yield [
-            start(
-                *("worker", "--task", str(side), "--folder", folder, "--host-name", f"host{side}"),
-                *("--coordinator", coordinator, "--link-listen", f"10.78.0.{side + 1}:0"),
-                within=("ip", "netns", "exec", name),
-            )
-            for side, name in enumerate(names)
-        ]
-
-
-def _run(command: str) -> None:
-    subprocess.run(command.split(), check=True, timeout=10)
 
 
 if __name__ == "__main__":

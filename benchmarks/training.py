@@ -14,8 +14,9 @@ import sys
 from typing import NamedTuple
 
 from benchmarks import conditions
-from benchmarks.compression import FORMATS, two_hosts
+from benchmarks.compression import FORMATS
 from benchmarks.environments import ROOT
+from benchmarks.paced_hosts import paced_hosts
 from benchmarks.page import write
 
 HIDDEN = 4096  # neurons: 1.2 MB of gradients
@@ -34,7 +35,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into docs/internals/performance.md")
     arguments = parser.parse_args()
     found: dict[str, list[Training]] = {name: [] for name in FORMATS}
-    with two_hosts(MEGABITS) as addresses:
+    with paced_hosts(2, MEGABITS) as addresses:
         for number in range(arguments.rounds):
             for name in FORMATS:
                 found[name].append(train(addresses, name, f"{name}-{number}"))
