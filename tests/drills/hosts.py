@@ -1,22 +1,22 @@
 """Hosts of a drill: network namespaces with two networks between them, on which packets can really be lost.
 
 One network is for the coordinator (`CONTROL`), the other for links between workers (`DATA`), so that a host can be
-parted from either or from both. Everything lies in namespaces with a random name: the host that the drills run on sees
-nothing of it, and removing them removes all.
+parted from either or from both. Namespaces have a random name, and removing them removes all.
 """
 
 from __future__ import annotations
 
 import atexit
-import itertools
 import secrets
 import subprocess
 from collections.abc import Iterable
 
+from tests.drills.switch import CALM, Switch, Weather, open_tun
+
 CONTROL, DATA = "control", "data"
 NETWORKS = (CONTROL, DATA)
 _SECONDS = 10.0  # for one command
-_NOBODY = "02:00:00:00:00:ff"  # a hardware address at which nobody listens
+_PACKET_BYTES = 9000  # the most that a packet may have
 
 
 class NotPermitted(Exception):
@@ -24,10 +24,7 @@ class NotPermitted(Exception):
 
 
 class Hosts:
-    """Hosts 0, 1, … on a switch, each in a namespace of its own.
-
-    Hardware addresses are fixed instead of asked for, so that a packet can be lost in one direction alone: it is sent
-    to an address that nobody has.
+    """Hosts 0, 1, … each in a namespace of its own, with a switch for each network.
 
     Args:
         prefix: the first two numbers of all addresses.
@@ -40,8 +37,9 @@ class Hosts:
     def __init__(self, count: int, prefix: str = "10.77", mark: str = "") -> None:
         mark = mark or f"cd{secrets.token_hex(3)}"
         self._prefix = prefix
-        self._switch = f"{mark}-switch"
+        self._mark = mark
         self._names = [f"{mark}-host{number}" for number in range(count)]
+        self._switches = {network: Switch() for network in NETWORKS}
         self._closed = False
         atexit.register(self.close)
         try:
@@ -55,22 +53,18 @@ class Hosts:
             raise
 
     def _build(self) -> None:
-        for name in (self._switch, *self._names):
-            _ip("netns", "add", name)
-        for network in NETWORKS:
-            _ip("-n", self._switch, "link", "add", network, "type", "bridge")
-            _ip("-n", self._switch, "link", "set", network, "up")
         for host, name in enumerate(self._names):
+            _ip("netns", "add", name)
             _ip("-n", name, "link", "set", "lo", "up")
             for network in NETWORKS:
-                port = _port(host, network)
-                end = ("name", network, "address", _hardware(host, network), "netns", name)
-                _ip("link", "add", port, "netns", self._switch, "type", "veth", "peer", *end)
-                _ip("-n", self._switch, "link", "set", port, "master", network, "up")
-                _ip("-n", name, "addr", "add", f"{self.address(host, network)}/24", "dev", network)
-                _ip("-n", name, "link", "set", network, "up")
-        for one, other in itertools.permutations(range(len(self._names)), 2):
-            self._reach(one, other, NETWORKS)
+                made = f"{self._mark}{network[0]}{host}"
+                address = self.address(host, network)
+                self._switches[network].add(host, open_tun(made), address)
+                _ip("link", "set", made, "netns", name, "name", network)
+                _ip("-n", name, "addr", "add", f"{address}/24", "dev", network)
+                _ip("-n", name, "link", "set", network, "mtu", str(_PACKET_BYTES), "up")
+        for switch in self._switches.values():
+            switch.start()
 
     def inside(self, host: int) -> tuple[str, ...]:
         """What to put before a command that is to run there."""
@@ -83,26 +77,29 @@ class Hosts:
 
     def part(self, host: int, networks: Iterable[str] = NETWORKS) -> None:
         """Pulls its cables: no packet comes or goes."""
-        for network in networks:
-            _ip("-n", self._switch, "link", "set", _port(host, network), "down")
+        self.lose_sent(host, networks)
+        self.lose_received(host, networks)
 
     def lose_sent(self, host: int, networks: Iterable[str] = NETWORKS) -> None:
         """What it sends is lost; what is sent to it arrives."""
-        for other in self._others(host):
-            self._reach(host, other, networks, _NOBODY)
+        for network in networks:
+            self._switches[network].mute.add(host)
 
     def lose_received(self, host: int, networks: Iterable[str] = NETWORKS) -> None:
         """What is sent to it is lost; what it sends arrives."""
-        for other in self._others(host):
-            self._reach(other, host, networks, _NOBODY)
+        for network in networks:
+            self._switches[network].deaf.add(host)
 
-    def heal(self, host: int) -> None:
-        """As if nothing had been."""
-        for network in NETWORKS:
-            _ip("-n", self._switch, "link", "set", _port(host, network), "up")
-        for other in self._others(host):
-            self._reach(host, other, NETWORKS)
-            self._reach(other, host, NETWORKS)
+    def impair(self, weather: Weather, network: str = DATA) -> None:
+        """Loses and delays packets of a network, whosesoever they are."""
+        self._switches[network].weather = weather
+
+    def heal(self, *hosts: int) -> None:
+        """As if nothing had been, for these hosts and for the networks."""
+        for switch in self._switches.values():
+            switch.weather = CALM
+            switch.mute.difference_update(hosts)
+            switch.deaf.difference_update(hosts)
 
     def close(self) -> None:
         """Removes everything; also after a failure in the middle of making it."""
@@ -110,25 +107,10 @@ class Hosts:
             return
         self._closed = True
         atexit.unregister(self.close)
-        for name in (*self._names, self._switch):
+        for switch in self._switches.values():
+            switch.close()
+        for name in self._names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=_SECONDS, check=False)
-
-    def _others(self, host: int) -> list[int]:
-        return [other for other in range(len(self._names)) if other != host]
-
-    def _reach(self, one: int, other: int, networks: Iterable[str], hardware: str = "") -> None:
-        """From one host to the other packets go to this hardware address, or to the right one."""
-        for network in networks:
-            where = (self.address(other, network), "lladdr", hardware or _hardware(other, network), "dev", network)
-            _ip("-n", self._names[one], "neigh", "replace", *where, "nud", "permanent")
-
-
-def _port(host: int, network: str) -> str:
-    return f"{network}{host}"
-
-
-def _hardware(host: int, network: str) -> str:
-    return f"02:00:00:00:{NETWORKS.index(network):02x}:{host + 1:02x}"
 
 
 def _ip(*words: str) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 from tests.drills.hosts import CONTROL, DATA, NETWORKS, Hosts, NotPermitted
+from tests.drills.switch import Switch, Weather
 
 LISTEN = """
 import socket, sys
@@ -72,10 +76,43 @@ def test_packets_can_be_lost_in_one_direction_alone(hosts: Hosts) -> None:
     hosts.heal(1)
 
 
+def test_packets_are_lost_and_delayed_as_told(hosts: Hosts) -> None:
+    hosts.impair(Weather(loss=1.0))
+    assert not heard(hosts, 0, 1, DATA, 0.2)
+    assert heard(hosts, 0, 1, CONTROL, 20), "the other network is not concerned"
+    hosts.impair(Weather(delay=0.3))
+    begin = time.monotonic()
+    assert heard(hosts, 0, 1, DATA, 20)
+    assert time.monotonic() - begin >= 0.3
+    hosts.heal()
+    assert heard(hosts, 0, 1, DATA, 20)
+
+
+def test_with_jitter_packets_overtake_each_other() -> None:
+    ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+    switch = Switch()
+    for number, (inside, outside) in enumerate(ends):
+        inside.setblocking(False)
+        switch.add(number, os.dup(inside.fileno()), f"10.0.0.{number}")
+        outside.settimeout(20)
+    switch.weather = Weather(jitter=0.1)
+    switch.start()
+    sender, receiver = ends[0][1], ends[1][1]
+    packets = [bytes(16) + socket.inet_aton("10.0.0.1") + bytes([number]) for number in range(50)]
+    for packet in packets:
+        sender.send(packet)
+    came = [receiver.recv(64) for _ in packets]
+    assert came != packets and sorted(came) == packets
+    switch.close()
+    for pair in ends:
+        for end in pair:
+            end.close()
+
+
 def test_nothing_is_left_of_hosts_that_are_closed(hosts: Hosts) -> None:
     mark = f"cd{secrets.token_hex(3)}"
     made = Hosts(1, mark=mark)
-    assert namespaces(mark) == {f"{mark}-switch", f"{mark}-host0"}
+    assert namespaces(mark) == {f"{mark}-host0"}
     made.close()
     made.close()
     assert not namespaces(mark)

@@ -42,7 +42,7 @@ class LinkProtocolError(LinkBroken):
 
 
 class LinkRefused(LinkBroken):
-    """It cannot be had, though nobody is lost: the peer has turned it down, or this host cannot dial."""
+    """It cannot be had, though nobody is lost: the peer turns it down, this host cannot dial, or no packet passes."""
 
 
 class Stream(Protocol):

@@ -12,16 +12,19 @@ from tests.drills.cells.workers import HIT, LOST_SECONDS, ORPHANS
 from collectived_proto.errors import Code
 
 from ..cell import VICTIM, Drill, fault
+from ..cluster import HEARTBEAT_SECONDS
 from ..history import AT_ONCE_SECONDS
 from ..hosts import CONTROL, DATA, Hosts
 from ..scene import SEVERAL_ROUNDS, Scene
+from ..switch import Weather
 
 AWAY = HIT[1]  # the host that is parted
-SUMS = 20
+SUMS, SLOW_SUMS = 20, 3
+PATH_SECONDS = 2 * HEARTBEAT_SECONDS + 1.5  # two probes, and two looks after as many heartbeats without an answer
 
 
 def cell(
-    what: str, deadline: float, given: bool = True, without: bool = True, short: bool = False
+    what: str, deadline: float, given: bool = True, without: bool = True, short: tuple[bool, ...] = ()
 ) -> Callable[[Drill], Drill]:
     return fault(
         what,
@@ -35,7 +38,7 @@ def cell(
         grace=LOST_SECONDS,
         orphans=((), ORPHANS[1]),
         cap=40.0,
-        short=((given, 3),) if short else (),
+        short=tuple((timed, 3) for timed in short),
     )
 
 
@@ -50,9 +53,9 @@ def healed(scene: Scene) -> None:
     scene.limit.until(lambda: scene.cluster.connected(AWAY), "the worker's way back to the coordinator")
 
 
-@cell("parted from its peers", 1.0)
+@cell("parted from its peers", 1.0, short=(False,))
 def from_peers(scene: Scene) -> None:
-    """All have come, so who had not finished is what can be said; without a timeout it goes on where it was."""
+    """All have come, so who had not finished is what can be said; without a timeout the dead path ends it."""
     scene.strike()
     hosts(scene).part(AWAY, [DATA])
     scene.submit(scene.everybody)
@@ -60,13 +63,12 @@ def from_peers(scene: Scene) -> None:
         words = ("within 1.0 s", "all ranks have come", "had not finished")
         scene.hear(Code.DEADLINE_EXCEEDED, (), ranks=scene.everybody, words=words)
         scene.agree()
-        scene.alike(scene.everybody)
-        healed(scene)
     else:
-        scene.until_waiting(scene.everybody)
+        words = ("the network between them is down", "no rank is known to be lost")
+        scene.hear(Code.UNAVAILABLE, (), ranks=scene.everybody, words=words, within=PATH_SECONDS + AT_ONCE_SECONDS)
         scene.agree()
-        healed(scene)
-        scene.succeed(scene.everybody)
+    scene.alike(scene.everybody)
+    healed(scene)
     scene.again()
 
 
@@ -86,7 +88,7 @@ def from_coordinator(scene: Scene) -> None:
     scene.again()
 
 
-@cell("parted from both", 1.0, short=True)
+@cell("parted from both", 1.0, short=(True,))
 def from_both(scene: Scene) -> None:
     lost(scene, lambda: hosts(scene).part(AWAY))
 
@@ -115,7 +117,7 @@ def lost(scene: Scene, strike: Callable[[], None]) -> None:
 
 @cell("what is sent to it is lost", 1.0)
 def deaf(scene: Scene) -> None:
-    """Its heartbeats arrive, so nobody takes it for lost."""
+    """Its heartbeats arrive, but it answers nobody: without a timeout the dead path ends it."""
     scene.strike()
     hosts(scene).lose_received(AWAY)
     scene.submit(scene.everybody, count=SEVERAL_ROUNDS)
@@ -123,12 +125,11 @@ def deaf(scene: Scene) -> None:
         scene.hear(Code.DEADLINE_EXCEEDED, lambda _: True)
         scene.agree()
         scene.hear(Code.DEADLINE_EXCEEDED, lambda _: True, ranks=[VICTIM], note=False)
-        healed(scene)
     else:
-        scene.until_waiting(scene.everybody)
+        scene.hear(Code.UNAVAILABLE, lambda _: True, within=PATH_SECONDS + AT_ONCE_SECONDS)
         scene.agree()
-        healed(scene)
-        scene.succeed(scene.everybody)
+        scene.hear(Code.UNAVAILABLE, lambda _: True, ranks=[VICTIM], note=False)
+    healed(scene)
     scene.again()
 
 
@@ -149,3 +150,34 @@ def blinked(scene: Scene) -> None:
         scene.succeed(scene.everybody)
     scene.limit.until(lambda: scene.cluster.connected(AWAY), "the worker's way to the coordinator")
     scene.again()
+
+
+@cell("packets are delayed by 100 ms, and 2 % of them are lost", 8.0)
+def lossy(scene: Scene) -> None:
+    weathered(scene, Weather(loss=0.02, delay=0.1))
+
+
+@cell("packets are delayed by up to 60 ms, and overtake each other", 8.0, given=False)
+def reordered(scene: Scene) -> None:
+    weathered(scene, Weather(jitter=0.06))
+
+
+def weathered(scene: Scene, weather: Weather) -> None:
+    """A path that is slow is not dead: everything ends well, only later."""
+    scene.strike()
+    hosts(scene).impair(weather)
+    for count in (1, SEVERAL_ROUNDS):
+        for _ in range(SLOW_SUMS):
+            scene.submit(scene.everybody, count=count)
+            scene.succeed(scene.everybody)
+    scene.agree()
+    healed(scene)
+    scene.again()
+
+
+@cell("packets are delayed by 100 ms, and then none passes", 8.0, given=False)
+def slow_and_dead(scene: Scene) -> None:
+    hosts(scene).impair(Weather(delay=0.1))
+    scene.submit(scene.everybody)
+    scene.succeed(scene.everybody)
+    from_peers(scene)

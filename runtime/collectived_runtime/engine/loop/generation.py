@@ -73,7 +73,10 @@ class Generation:
         self.tracker = InstanceTracker(
             topology.group.key, number, topology.own_ranks, worker.stall_after, time.monotonic(), first
         )
-        network = PeerNetwork(topology, number, resources.link_provider, context.poller, resources.rejections)
+        lost_after = worker.coordinator.worker_timeout
+        network = PeerNetwork(
+            topology, number, resources.link_provider, context.poller, resources.rejections, lost_after
+        )
         self.links = Links(network, self.on_link_broken, lambda *early: self._frames.judge_early(*early))
         self.peer_consensus = PeerConsensus(
             network, apply_verdict, lambda verdict: self.reporter.add_missing_ranks(verdict)
@@ -288,13 +291,14 @@ class Generation:
 
     def next_deadline(self) -> float:
         """When `on_timer` has something to do."""
-        alarm, report = self._tools.timers.next_deadline, self.reporter.next_deadline()
+        alarm, report = min(self._tools.timers.next_deadline, self.links.next_deadline), self.reporter.next_deadline()
         if self.segment is not None:
             alarm = min(alarm, self.segment.next_deadline())
-        return min(alarm, report, self.point_to_point.ops.next_deadline(), self.peer_consensus.next_deadline())
+        return min(alarm, report, self.point_to_point.next_deadline(), self.peer_consensus.next_deadline())
 
     def on_timer(self, now: float) -> None:
         self._tools.timers.discard_expired(now)
+        self.links.on_timer(now)
         self.point_to_point.on_timer(now)
         if self.segment is not None:
             self.segment.on_timer(now)

@@ -10,6 +10,7 @@ receive that is cancelled, or whose time is over, ends alone: what comes later i
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,7 @@ from collectived_runtime.engine.record.group_records import GroupRecords
 from collectived_runtime.engine.run import message as letters
 from collectived_runtime.engine.run.host_task import copy_in_stretches
 from collectived_runtime.engine.run.links import PeerNetwork
+from collectived_runtime.engine.run.path_watch import PathWatch
 from collectived_runtime.engine.run.schedule import YIELD_NOW, Wait
 from collectived_runtime.engine.run.streams import (
     OutgoingMessage,
@@ -104,6 +106,7 @@ class PointToPoint:
         self._out: dict[int, SendStream] = {}  # by place
         self._in: list[ReceiveStream] = []
         self._descriptions: dict[int, tuple[PreparedCollective, bytes]] = {}  # by identity
+        self._path_watch = PathWatch(context.network.path_timeout)
         self._closed = False
         accept_links(context.network, CHANNEL, self._on_link)
 
@@ -197,7 +200,19 @@ class PointToPoint:
             self._local_copies.popleft()
         return bool(self._local_copies)
 
+    def next_deadline(self) -> float:
+        """When `on_timer` has something to do; inf where nobody waits."""
+        return min(self.ops.next_deadline(), self._path_watch.next_deadline) if self.ops else math.inf
+
+    def _add(self, post: PendingOp) -> None:
+        if not self.ops:
+            self._path_watch.start()
+        self.ops.add(post)
+
     def on_timer(self, now: float) -> None:
+        links = (one.link for one in (*self._out.values(), *self._in) if one.link is not None)
+        if self.ops and (dead := self._path_watch.look(links, now)) is not None:
+            self._broken(dead)
         for post, verdict in self.ops.pop_failed(now):
             self._matcher.withdraw(post)
             for way in self._out.values():  # its caller may use its memory again
@@ -230,7 +245,7 @@ class PointToPoint:
         if ending is not None:
             self._fail(local_rank, post.number, ending[0])
             return
-        self.ops.add(post)
+        self._add(post)
         collective = post.prepared.collective
         description = self._describe(post.prepared)
         leaves = [sources.leaf(index) for index in range(len(collective.leaves))]
@@ -362,7 +377,7 @@ class PointToPoint:
             self._complete_receive(post, address[1], slot)
 
     def _receive(self, post: PendingOp) -> None:
-        self.ops.add(post)
+        self._add(post)
         found = self._matcher.post(post, post.rank, post.peer, post.tag)
         if found is not None:
             self._complete_receive(post, *found)

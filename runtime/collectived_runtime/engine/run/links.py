@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import select
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from collectived_proto.addresses import parse_address
 from collectived_proto.types import Peer
 from collectived_runtime.engine.base.poller import HANGUP_EVENTS, Poller
 from collectived_runtime.engine.base.topology import GroupTopology
+from collectived_runtime.engine.run.path_watch import PathWatch
 from collectived_runtime.limits.rejections import RejectionCounters
 from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.connections import LinkKey
@@ -71,13 +73,17 @@ class LinkHandback:
 
 @dataclass(frozen=True, slots=True)
 class PeerNetwork:
-    """How the workers of one generation reach each other. `poller` watches their links in the group loop's thread."""
+    """How the workers of one generation reach each other. `poller` watches their links in the group loop's thread.
+
+    Where a peer's host has not answered for `path_timeout` seconds while a task waits for it, its link is broken.
+    """
 
     topology: GroupTopology
     generation: int
     link_provider: LinkProvider
     poller: Poller
     refusals: RejectionCounters
+    path_timeout: float = math.inf
 
     def make_handback(self) -> LinkHandback:
         return LinkHandback(self.link_provider, self.topology.group.key, self.generation)
@@ -100,7 +106,7 @@ class Links:
     here.
 
     Args:
-        on_broken: called in the group loop's thread when an idle link ends, or a link cannot be had.
+        on_broken: called in the group loop's thread when an idle link ends, a link cannot be had, or its path is dead.
         on_early_frame: called there with a frame that has come on an idle link; may raise LinkBroken.
     """
 
@@ -120,6 +126,7 @@ class Links:
         self._links: dict[tuple[int, int], Link | None] = {}  # (place, channel); None: on its way
         self._watched_events: dict[Link, int] = {}  # links and the events asked for
         self._links_in_use: Mapping[Link, int] = {}
+        self._path_watch = PathWatch(network.path_timeout)
         self._past_sent = self._past_received = 0
         self._departed_peers: set[int] = set()  # peers whose group loops have said goodbye
         self._abandoned: set[Link] = set()  # perhaps amid a frame: nobody reads them any more
@@ -183,6 +190,8 @@ class Links:
     def update_watches(self, used: Mapping[Link, int]) -> None:
         """Watch links of running tasks for what they wait for, others for their end, parked ones for nothing."""
         before, self._links_in_use = self._links_in_use, used
+        if bool(used) != bool(before):
+            self._path_watch.start() if used else self._path_watch.stop()
         come_along = []  # what was read together with the last bytes of a task, so that poll does not tell of it
         for link in self:
             if link in self._abandoned:
@@ -207,9 +216,22 @@ class Links:
     def poll_idle(self) -> None:
         """Now that no task holds any: takes what has waited on links, or came along with the last frames."""
         self._links_in_use = {}
+        self._path_watch.stop()
         for link in self:
             if link.has_header and link not in self._abandoned:
                 self._poll_link(link, 0)
+
+    @property
+    def next_deadline(self) -> float:
+        """When `on_timer` has something to do; inf where no task waits for a link."""
+        return self._path_watch.next_deadline
+
+    def on_timer(self, now: float) -> None:
+        """Break a link that a task waits for, and whose peer's host does not answer any more."""
+        dead = self._path_watch.look(self._links_in_use, now)
+        if dead is not None:
+            self.drop_peer(dead.peer)
+            self._on_broken(dead)
 
     def abandon(self, held: Iterable[Link]) -> None:
         """Read nothing more from these links: the tasks that held them were stopped, perhaps amid a frame."""

@@ -66,6 +66,11 @@ class SendStream:
     def idle(self) -> bool:
         return not self._queue
 
+    @property
+    def link(self) -> Link | None:
+        """None: it is on its way, or has ended."""
+        return self._link
+
     def send(self, message: OutgoingMessage) -> None:
         if self._dead:
             return
@@ -219,6 +224,11 @@ class ReceiveStream:
         self._broken = broken
         self._reading = self._read_messages()
         self._poller.add(link.stream.fileno(), select.POLLIN, self._event)
+
+    @property
+    def link(self) -> Link | None:
+        """None: it has ended."""
+        return None if self._closed else self._link
 
     @property
     def bytes_received(self) -> int:

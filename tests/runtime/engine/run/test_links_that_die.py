@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -49,14 +50,14 @@ class Nobody:
 class Scene:
     """The links of one worker to another, of which one is there, and its other end."""
 
-    def __init__(self, streams: Pair) -> None:
+    def __init__(self, streams: Pair, path_timeout: float = math.inf) -> None:
         members = tuple(Member(rank, f"CPU:{rank}", rank, f"host{rank}", 1) for rank in range(2))
         peers = tuple(Peer(task, "i", f"host{task}", "127.0.0.1:1", (task,), 0) for task in range(2))
         topology = GroupTopology.from_peers(GroupInfo("g", KEY, GENERATION, members), peers, 0, (Tier("ring"),), False)
         self.poller = Poller()
         self.broken: list[LinkBroken] = []
         self.links = Links(
-            PeerNetwork(topology, GENERATION, Nobody(), self.poller, RejectionCounters()),
+            PeerNetwork(topology, GENERATION, Nobody(), self.poller, RejectionCounters(), path_timeout),
             self.broken.append,
             lambda link, frame: None,
         )

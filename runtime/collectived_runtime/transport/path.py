@@ -1,0 +1,52 @@
+"""Whether the path below a TCP connection still carries packets, as the kernel of this host knows.
+
+What is sent and not acknowledged is sent again, and a host that says nothing is asked for a sign of life (keep-alive).
+The kernel of the other host answers, also for a process that is stopped, busy, or reads nothing. So a path is dead, and
+not slow, if several such packets in a row have had no answer for a while.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import struct
+
+_INFO = struct.Struct("=2x2B52xI")  # of `struct tcp_info`: retransmits, probes, and milliseconds since the last answer
+_LEAST_UNANSWERED = 2  # packets
+_MOST_PROBES = 127  # the kernel itself gives up later than anybody who looks
+
+
+def measure_silence(descriptor: int, probe_after: float) -> float:
+    """For how many seconds packets to the other host have had no answer; 0.0 where they have, or none was due.
+
+    From the first look on the kernel probes a path on which nothing has come for `probe_after` seconds.
+
+    Raises:
+        OSError: the connection is gone, or this process has no descriptor left.
+    """
+    connection = socket.socket(fileno=os.dup(descriptor))
+    try:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6):
+            return 0.0
+        if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
+            _probe(connection, max(1, math.floor(probe_after)))
+        return read_silence(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
+    finally:
+        connection.close()
+
+
+def _probe(connection: socket.socket, seconds: int) -> None:
+    for option, value in (
+        (socket.TCP_KEEPIDLE, seconds),
+        (socket.TCP_KEEPINTVL, seconds),
+        (socket.TCP_KEEPCNT, _MOST_PROBES),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def read_silence(info: bytes) -> float:
+    """The same, of a `struct tcp_info`. Pure."""
+    retransmits, probes, milliseconds = _INFO.unpack(info)
+    return milliseconds / 1000 if retransmits + probes >= _LEAST_UNANSWERED else 0.0
