@@ -109,6 +109,7 @@ bench: $(READY) ## measure against Gloo, MPI and TensorFlow, and write what came
 	$(BIN)/python -m benchmarks.steady --write
 	$(BIN)/python -m benchmarks.floods --write
 	$(BIN)/python -m benchmarks.coordinator_load --write
+	$(BIN)/python -m benchmarks.elastic --write
 	$(BIN)/python -m benchmarks.compression --write
 	$(BIN)/python -m benchmarks.training --write
 

@@ -1,0 +1,160 @@
+"""`python -m benchmarks.elastic`: how fast a group of many workers forms, loses a rank and forms again.
+
+Every worker is a daemon of its own on this host, and all of them share its processors with the processes of the ranks.
+A step lasts from the call of the last rank until all ranks have returned. In the second part each worker has many
+ranks, and the connections of workers are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import multiprocessing.synchronize
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+
+import collectived as cd
+from benchmarks import conditions
+from benchmarks.paced_hosts import paced_hosts
+from benchmarks.page import write
+from benchmarks.verdicts import Line, table
+
+WORKERS = 64
+RANKS = 1024
+ROUNDS = 5
+GOAL_SECONDS = 0.5
+MOST_LINKS = 32  # of a worker to others: bounded by the algorithm, and not by the size of the group
+_PROCESSES = 8  # of ranks, which are threads there
+_APART_SECONDS = 1.0  # by which the last rank comes later than the others
+_PATIENCE = 60.0
+STEPS = ("join", "first sum", "leave", "rejoin without it", "join again")
+
+Span = tuple[float, float]  # call and return
+_barrier: multiprocessing.synchronize.Barrier
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """By step, seconds of each round; and the most connections between workers that one of them had."""
+
+    seconds: dict[str, list[float]]
+    links: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=WORKERS)
+    parser.add_argument("--ranks", type=int, default=RANKS, help="of the second part")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/internals/performance.md")
+    arguments = parser.parse_args()
+    with paced_hosts(arguments.workers, None) as addresses:
+        alone = measure(addresses, 1, ROUNDS)
+        many = measure(addresses, arguments.ranks // arguments.workers, 1)
+    text = f"{conditions.shown()}\n\n{table(lines(arguments.workers, arguments.ranks, alone, many))}"
+    print(text)
+    if arguments.write:
+        write("elastic", text)
+
+
+def lines(workers: int, ranks: int, alone: Steps, many: Steps) -> list[Line]:
+    """What is held against the goals. Pure."""
+    found = [
+        Line(f"{workers} workers, a rank each: {step}", statistics.median(seconds), "≤", GOAL_SECONDS, "s")
+        for step, seconds in alone.seconds.items()
+        if step != "first sum"
+    ]
+    note = f"they joined in {many.seconds['join'][0]:.2f} s"
+    links = f"{ranks} ranks on {workers} workers: links of a worker to others after a sum"
+    return [*found, Line(links, many.links, "≤", MOST_LINKS, note=note)]
+
+
+def measure(addresses: Sequence[str], ranks_per_worker: int, rounds: int) -> Steps:
+    size = len(addresses) * ranks_per_worker
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(size)
+    shares = [range(first, size, _PROCESSES) for first in range(_PROCESSES)]
+    with ProcessPoolExecutor(_PROCESSES, mp_context=context, initializer=_keep, initargs=(barrier,)) as pool:
+        running = [pool.submit(run_ranks, list(addresses), share, size, rounds) for share in shares]
+        spans = [found for one in running for found in one.result()]
+    seconds = {
+        step: [elapsed([rank[step][number] for rank in spans if rank[step][number]]) for number in range(rounds)]
+        for step in STEPS
+    }
+    return Steps(seconds, max(rank["links"][0][0] for rank in spans if rank["links"]))
+
+
+def elapsed(spans: Sequence[Span]) -> float:
+    """From the last call to the last return. Pure."""
+    return max(returned for _, returned in spans) - max(called for called, _ in spans)
+
+
+def _keep(barrier: multiprocessing.synchronize.Barrier) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def run_ranks(addresses: Sequence[str], ranks: Sequence[int], size: int, rounds: int) -> list[dict[str, list[Span]]]:
+    """The ranks of one process, a thread each."""
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(lambda rank: run_rank(addresses[rank % len(addresses)], rank, size, rounds), ranks))
+
+
+def run_rank(address: str, rank: int, size: int, rounds: int) -> dict[str, list[Span]]:
+    spans: dict[str, list[Span]] = {step: [] for step in (*STEPS, "links")}
+    last = rank == size - 1
+
+    def timed(step: str, act: Callable[[], object]) -> None:
+        """All begin together, but for the last rank, which comes when the others wait."""
+        _barrier.wait(_PATIENCE)
+        if last:
+            time.sleep(_APART_SECONDS)
+        called = time.monotonic()
+        act()
+        spans[step].append((called, time.monotonic()))
+
+    with cd.connect(address) as session:
+        for number in range(rounds):
+            name, joined = f"elastic-{size}-{number}", []
+            timed("join", lambda name=name, joined=joined: joined.append(session.join(name, size, rank=rank)))
+            (group,) = joined
+            timed("first sum", lambda group=group: group.all_reduce("sum", np.float32(1)))
+            if rank == 0 and not number:
+                spans["links"].append((float(count_links()), 0.0))
+
+            def leave(group: cd.Group = group) -> None:
+                """One leaves, and the others hear so from their next collective."""
+                if last:
+                    group.leave()
+                    return
+                try:
+                    group.barrier()
+                except cd.errors.AbortedError:
+                    return
+                raise AssertionError("a barrier without its last rank")
+
+            timed("leave", leave)
+            _barrier.wait(_PATIENCE)
+            called = time.monotonic()
+            if not last:
+                group.rejoin(size - 1)
+            spans["rejoin without it"].append((called, time.monotonic()))
+            timed("join again", lambda group=group: group.rejoin(size))
+            _barrier.wait(_PATIENCE)
+            group.leave()
+    return spans
+
+
+def count_links() -> int:
+    """The most connections to others that any worker of this host has."""
+    workers = [one for one in psutil.process_iter(["cmdline"]) if "worker" in (one.info["cmdline"] or [])]
+    return max(len([c for c in one.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED]) for one in workers)
+
+
+if __name__ == "__main__":
+    main()
