@@ -10,14 +10,16 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import multiprocessing.synchronize
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
-import psutil
 
 import collectived as cd
 from benchmarks import conditions
@@ -33,6 +35,7 @@ MOST_LINKS = 32  # of a worker to others: bounded by the algorithm, and not by t
 _PROCESSES = 8  # of ranks, which are threads there
 _APART_SECONDS = 1.0  # by which the last rank comes later than the others
 _PATIENCE = 60.0
+_ESTABLISHED = "01"  # in /proc/net/tcp
 STEPS = ("join", "first sum", "leave", "rejoin without it", "join again")
 
 Span = tuple[float, float]  # call and return
@@ -86,7 +89,7 @@ def measure(addresses: Sequence[str], ranks_per_worker: int, rounds: int) -> Ste
         step: [elapsed([rank[step][number] for rank in spans if rank[step][number]]) for number in range(rounds)]
         for step in STEPS
     }
-    return Steps(seconds, max(rank["links"][0][0] for rank in spans if rank["links"]))
+    return Steps(seconds, max(int(rank["links"][0][0]) for rank in spans if rank["links"]))
 
 
 def elapsed(spans: Sequence[Span]) -> float:
@@ -120,40 +123,47 @@ def run_rank(address: str, rank: int, size: int, rounds: int) -> dict[str, list[
 
     with cd.connect(address) as session:
         for number in range(rounds):
-            name, joined = f"elastic-{size}-{number}", []
-            timed("join", lambda name=name, joined=joined: joined.append(session.join(name, size, rank=rank)))
+            joined: list[cd.Group] = []
+            timed("join", partial(join, session, f"elastic-{size}-{number}", size, rank, joined))
             (group,) = joined
-            timed("first sum", lambda group=group: group.all_reduce("sum", np.float32(1)))
+            timed("first sum", partial(group.all_reduce, "sum", np.float32(1)))
             if rank == 0 and not number:
                 spans["links"].append((float(count_links()), 0.0))
 
-            def leave(group: cd.Group = group) -> None:
-                """One leaves, and the others hear so from their next collective."""
-                if last:
-                    group.leave()
-                    return
-                try:
-                    group.barrier()
-                except cd.errors.AbortedError:
-                    return
-                raise AssertionError("a barrier without its last rank")
-
-            timed("leave", leave)
+            timed("leave", group.leave if last else partial(hear_of_departure, group))
             _barrier.wait(_PATIENCE)
             called = time.monotonic()
             if not last:
                 group.rejoin(size - 1)
             spans["rejoin without it"].append((called, time.monotonic()))
-            timed("join again", lambda group=group: group.rejoin(size))
+            timed("join again", partial(group.rejoin, size))
             _barrier.wait(_PATIENCE)
             group.leave()
     return spans
 
 
+def join(session: cd.Session, name: str, size: int, rank: int, joined: list[cd.Group]) -> None:
+    joined.append(session.join(name, size, rank=rank))
+
+
+def hear_of_departure(group: cd.Group) -> None:
+    """One has left, and the others hear so from their next collective."""
+    try:
+        group.barrier()
+    except cd.errors.AbortedError:
+        return
+    raise AssertionError("a barrier without its last rank")
+
+
 def count_links() -> int:
-    """The most connections to others that any worker of this host has."""
-    workers = [one for one in psutil.process_iter(["cmdline"]) if "worker" in (one.info["cmdline"] or [])]
-    return max(len([c for c in one.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED]) for one in workers)
+    """The most connections over TCP that any worker of this host has."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    established = {f"socket:[{row[9]}]" for row in rows if row[3] == _ESTABLISHED}
+    return max(
+        sum(os.readlink(descriptor) in established for descriptor in (process / "fd").iterdir())
+        for process in Path("/proc").glob("[0-9]*")
+        if b"worker" in (process / "cmdline").read_bytes().split(b"\0")
+    )
 
 
 if __name__ == "__main__":

@@ -223,7 +223,7 @@ def make_cell(
 
     def take(group: str) -> float:
         rounds = zip(*(times[nbytes][group] for times in by_rank), strict=True)
-        return statistics.median(max(seconds) for seconds in rounds)
+        return statistics.median(max(map(float, seconds)) for seconds in rounds)
 
     seconds = {one: take(name_group(one)) for one in contestants if name_group(one) in by_rank[0][nbytes]}
     by_links = choose(tuned, nbytes)

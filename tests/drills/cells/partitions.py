@@ -60,13 +60,12 @@ def from_peers(scene: Scene) -> None:
     hosts(scene).part(AWAY, [DATA])
     scene.submit(scene.everybody)
     if scene.timeout:
-        words = ("within 1.0 s", "all ranks have come", "had not finished")
-        scene.hear(Code.DEADLINE_EXCEEDED, (), ranks=scene.everybody, words=words)
-        scene.agree()
+        said = ["within 1.0 s", "all ranks have come", "had not finished"]
+        scene.hear(Code.DEADLINE_EXCEEDED, (), ranks=scene.everybody, words=said)
     else:
-        words = ("the network between them is down", "no rank is known to be lost")
-        scene.hear(Code.UNAVAILABLE, (), ranks=scene.everybody, words=words, within=PATH_SECONDS + AT_ONCE_SECONDS)
-        scene.agree()
+        said = ["the network between them is down", "no rank is known to be lost"]
+        scene.hear(Code.UNAVAILABLE, (), ranks=scene.everybody, words=said, within=PATH_SECONDS + AT_ONCE_SECONDS)
+    scene.agree()
     scene.alike(scene.everybody)
     healed(scene)
     scene.again()

@@ -210,7 +210,8 @@ class PointToPoint:
         self.ops.add(post)
 
     def on_timer(self, now: float) -> None:
-        links = (one.link for one in (*self._out.values(), *self._in) if one.link is not None)
+        ways: list[SendStream | ReceiveStream] = [*self._out.values(), *self._in]
+        links = (way.link for way in ways if way.link is not None)
         if self.ops and (dead := self._path_watch.look(links, now)) is not None:
             self._broken(dead)
         for post, verdict in self.ops.pop_failed(now):
