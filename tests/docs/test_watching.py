@@ -7,7 +7,7 @@ import re
 from tests.docs.contents import ROOT
 
 from collectived_launcher.top.state import KEYS, VIEWS
-from collectived_runtime.coordinator.web.routes import DATA_PATHS, PAGE
+from collectived_runtime.coordinator.web.routes import DATA_PATHS, ERRORS, PAGE
 from collectived_runtime.http.healthz import healthz_routes
 from collectived_runtime.http.server import HttpLimits
 
@@ -27,7 +27,7 @@ def test_every_key_is_there_in_the_words_of_the_help() -> None:
 
 def test_every_view_and_every_path_is_there() -> None:
     assert first_column("view") == [view.value for view in VIEWS]
-    assert first_column("path") == [f"`{path}`" for path in (PAGE, *DATA_PATHS, *healthz_routes(bool))]
+    assert first_column("path") == [f"`{path}`" for path in (PAGE, *DATA_PATHS, ERRORS, *healthz_routes(bool))]
 
 
 def test_the_limits_are_those_of_the_server() -> None:
