@@ -135,7 +135,7 @@ def _find_source(job: str | None) -> Cluster | Path:
     sources = {folder.name: Spec.from_json(known["spec"]).source for folder, known in state.list_running()}
     if not sources and not jobs:
         raise _NothingRuns(
-            f"no cluster or job of yours runs on this host (none in {job_files.ensure_runtime_folder()}): name a "
+            f"no cluster or job of yours runs on this host (none in {job_files.runtime_path()}): name a "
             "cluster with --cluster CLUSTER.toml. The logs of a job are on the host of its `collectived launch`, until "
             "it ends; --log-dir keeps them"
         )

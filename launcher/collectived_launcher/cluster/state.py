@@ -76,6 +76,8 @@ def get_start_time(pid: int) -> int:
 
 def list_running() -> list[tuple[Path, dict[str, Any]]]:
     """Clusters of this user of which a part runs here."""
+    if not job_files.runtime_path().exists():  # nor is it made by whoever only looks
+        return []
     found = [
         (path.parent, read(path.parent)) for path in sorted(job_files.ensure_runtime_folder().glob(f"*/{STATE_FILE}"))
     ]
