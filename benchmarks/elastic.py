@@ -8,6 +8,7 @@ ranks, and the connections of workers are counted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import multiprocessing.synchronize
 import os
@@ -156,14 +157,15 @@ def hear_of_departure(group: cd.Group) -> None:
 
 
 def count_links() -> int:
-    """The most connections over TCP that any worker of this host has."""
+    """The most connections over TCP that a worker of this benchmark has."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     established = {f"socket:[{row[9]}]" for row in rows if row[3] == _ESTABLISHED}
-    return max(
-        sum(os.readlink(descriptor) in established for descriptor in (process / "fd").iterdir())
-        for process in Path("/proc").glob("[0-9]*")
-        if b"worker" in (process / "cmdline").read_bytes().split(b"\0")
-    )
+    counts = [0]
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # another process, which has ended or is not ours
+            if {b"worker", b"bench"} <= set((process / "cmdline").read_bytes().split(b"\0")):
+                counts.append(sum(os.readlink(one) in established for one in (process / "fd").iterdir()))
+    return max(counts)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """`python -m benchmarks.tune_check` (`make tune-check`): AUTO's choice beside the best algorithm, measured.
 
-Every algorithm has a group of its own, whose table says that it carries everything, and so has AUTO with the table that
-the model gives, and AUTO with the table of measured links (`--tune`). All groups have turns at each size. A call lasts
-as long as on the slowest rank. What AUTO takes is judged by the time of the algorithm that its table names.
+Every algorithm has a group of its own, whose table says that it carries everything, and so has the table of measured
+links (`--tune`). All groups have turns at each size. A call lasts as long as on the slowest rank. What AUTO takes, by
+the model or by measured links, is judged by the time of the algorithm that its table names.
 
 The simulator's prediction stands beside each cell. Latency and bandwidth of its model are those of the ring between two
 workers, at the smallest and the largest size of that kind of link; the cells for more workers are predicted.

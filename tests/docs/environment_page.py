@@ -1,6 +1,6 @@
 """The tables of docs/reference/environment.md: `python -m tests.docs.configuration` (`make docs`) writes them.
 
-Names are those that the code reads and sets; which of them have no row, or a row that nothing reads, is an error.
+Names are those that the code reads and sets. A variable without a row is an error, and so is a row that nothing reads.
 """
 
 from __future__ import annotations
@@ -201,6 +201,9 @@ def list_read_variables() -> set[str]:
     texts = [path.read_text() for part in PACKAGES for path in (ROOT / part).rglob("*.py")]
     quoted = {name for text in texts for name in re.findall(rf'"({NAME})"', text)}
     looked_up = {name for text in texts for name in re.findall(r'environ(?:ment)?(?:\.get\(|\[)"([A-Z_]+)"', text)}
+    connection = ROOT / "client" / "collectived" / "connection"
+    for file in ("environment.py", "launch_env.py"):  # which look names up by functions of their own
+        looked_up |= set(re.findall(r'"([A-Z0-9_]{4,})"', (connection / file).read_text()))
     launchers = {name for pair in (*MPI, SLURM) for name in pair}
     settings = {setting.variable for kind in DAEMONS.values() for setting in list_settings(kind)}
     found = {name for name in quoted if name.startswith(("COLLECTIVED_", "SLURM_", "XDG_", "OTEL_"))}
@@ -230,6 +233,8 @@ def _make_read() -> str:
     wanted = list_read_variables() - set_for_clients - _NOT_FOR_USERS - _OF_BUILDS - (settings - named)
     if missing := {name for name in wanted if not _OF_LAUNCH.match(name)} - named - {"COLLECTIVED_CONFIG"}:
         raise ValueError(f"give them a row in tests/docs/environment_page.py: {', '.join(sorted(missing))}")
+    if unread := {name for one in READ for name in one.names} - list_read_variables():
+        raise ValueError(f"nothing reads {', '.join(sorted(unread))}: take the row out")
     return "| variable | meaning | read by |\n|---|---|---|\n" + "".join(rows)
 
 

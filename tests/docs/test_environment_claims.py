@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.docs import environment_page
 from tests.docs.contents import ROOT
-from tests.docs.environment_page import NAME, list_read_variables, list_set_variables
+from tests.docs.environment_page import NAME, Variable, list_read_variables, list_set_variables
 
 from collectived.connection import launch_env
 from collectived.connection.launch_env import read_launch_env
@@ -79,6 +79,10 @@ def test_a_variable_without_a_row_is_noticed(monkeypatch: pytest.MonkeyPatch) ->
     page = environment_page.PAGE.read_text()
     monkeypatch.setattr(environment_page, "READ", environment_page.READ[1:])
     with pytest.raises(ValueError, match="COLLECTIVED_WORKER$"):
+        environment_page.fresh(page)
+    monkeypatch.undo()
+    monkeypatch.setattr(environment_page, "READ", [*environment_page.READ, Variable(("COLOUR",), "", "")])
+    with pytest.raises(ValueError, match="nothing reads COLOUR"):
         environment_page.fresh(page)
     monkeypatch.undo()
     monkeypatch.setattr(environment_page, "SET", environment_page.SET[1:])

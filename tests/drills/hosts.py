@@ -31,7 +31,7 @@ class Hosts:
         mark: with which all names begin; '': one that nobody else has.
 
     Raises:
-        NotPermitted: it takes root, CAP_NET_ADMIN, and iproute2.
+        NotPermitted: it takes root, CAP_NET_ADMIN, /dev/net/tun and iproute2.
     """
 
     def __init__(self, count: int, prefix: str = "10.77", mark: str = "") -> None:

@@ -89,8 +89,10 @@ class ClusterHosts:
         def settled() -> bool:
             return all(command.done for command in commands.values())
 
-        run_until_with_progress(self._loop, settled, _ANSWER_TIMEOUT, say, draw)
-        self._terminal.erase_progress()
+        try:
+            run_until_with_progress(self._loop, settled, _ANSWER_TIMEOUT, say, draw)
+        finally:
+            self._terminal.erase_progress()
         if self._loop.signals and not settled():
             raise Interrupted
         return {name: command.parse_answer() for name, command in commands.items()}

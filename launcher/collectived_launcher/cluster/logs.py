@@ -18,6 +18,7 @@ from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.hosts.preflight import HostUnreachable
 from collectived_launcher.launch.job_logs import list_logged_jobs, read_job_logs
 from collectived_proto.ipc import job_files
+from collectived_proto.report.phrases import sanitize_text
 
 FAILED, UNREACHABLE, INTERRUPTED = 1, 3, 130
 
@@ -100,7 +101,7 @@ def _read_job(folder: Path, host: str | None, lines: int) -> Answers:
 def format_logs(answers: Answers) -> list[str]:
     """The lines of all daemons, each behind the name of its host, where there are several, and of its daemon."""
     return [
-        f"[{f'{host} ' if len(answers) > 1 else ''}{daemon}] {line}"
+        f"[{f'{host} ' if len(answers) > 1 else ''}{daemon}] {sanitize_text(line)}"
         for host, answer in answers.items()
         for daemon, lines in answer.get("logs", {}).items()
         for line in lines

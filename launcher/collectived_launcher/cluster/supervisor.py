@@ -25,7 +25,7 @@ from collectived_launcher.cluster.spec import Spec
 from collectived_launcher.hosts.local import LocalHost
 from collectived_launcher.hosts.log_file import KEPT_BYTES, LogFile
 from collectived_launcher.hosts.loop import Loop
-from collectived_launcher.hosts.output import Terminal
+from collectived_launcher.hosts.output import LogsOnly
 from collectived_launcher.launch import restarts
 from collectived_launcher.launch.child import Daemon
 from collectived_launcher.launch.daemons import DAEMON_COMMAND, await_end
@@ -47,7 +47,7 @@ class Supervisor:
     def __init__(self, loop: Loop, folder: Path, spec: Spec, secret: str) -> None:
         self._loop, self._folder, self._spec, self._secret = loop, folder, spec, secret
         self._local_host = LocalHost(loop, folder)
-        self._terminal = Terminal()
+        self._terminal = LogsOnly()
         self._commands = dict(spec.build_daemon_commands(folder))
         self._daemons: dict[str, Daemon] = {}
         self._restart_states = {name: DaemonRestartState() for name in self._commands}

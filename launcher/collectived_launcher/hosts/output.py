@@ -105,11 +105,14 @@ class Terminal:
 
     def draw_progress(self, what: str, done: int, total: int, noun: str) -> None:
         """Show on standard error, if that is a terminal, how far a long wait is: a bar below all lines."""
-        if not self._coloured[2]:
+        if not self._coloured[2] or self.is_broken:
             return
-        if self._bar is None:
-            self._bar = Progress("collectived", what, total, noun, is_watched=False).__enter__()
-        self._bar.update(what, done, total)
+        try:
+            if self._bar is None:
+                self._bar = Progress("collectived", what, total, noun, is_watched=False).__enter__()
+            self._bar.update(what, done, total)
+        except OSError:  # the next line finds out what has become of the terminal
+            self._bar = None
 
     def erase_progress(self) -> None:
         """The wait is over."""
@@ -137,3 +140,10 @@ class Terminal:
         """Until the stream takes something."""
         while not select.select([], [stream], [], 1.0)[1]:
             call()
+
+
+class LogsOnly(Terminal):
+    """Where nobody looks: what processes say is in their logs, and only our own words are written."""
+
+    def show(self, stream: int, who: str, line: bytes, colour: int | None = None) -> None:
+        return

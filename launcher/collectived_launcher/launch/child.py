@@ -73,9 +73,18 @@ class Child:
     def on_output(self, stream: int, line: bytes) -> None:
         if stream == 2:
             self.stderr_tail.append(line.decode(errors="replace"))
-        if self._log:
-            self._log.write(line)
+        self._write_log(line)
         self._terminal.show(stream, self.name, self._format_line(line), self._colour)
+
+    def _write_log(self, line: bytes) -> None:
+        if self._log is None:
+            return
+        try:
+            self._log.write(line)
+        except OSError as error:  # the process goes on, and what it says is still shown
+            self._terminal.say(f"collectived: {self._log.path} is written no more: {error.strerror}")
+            self._log.close()
+            self._log = None
 
     def _format_line(self, line: bytes) -> bytes:
         """As it goes to our terminal."""

@@ -233,8 +233,10 @@ class Daemons:
             ready = sum(daemon.ready_info is not None for daemon in self.all_daemons)
             self._terminal.draw_progress("starting", ready, len(self.all_daemons), "daemons")
 
-        run_until_with_progress(self._loop, settled, self._command.ready_timeout, say, draw)
-        self._terminal.erase_progress()
+        try:
+            run_until_with_progress(self._loop, settled, self._command.ready_timeout, say, draw)
+        finally:
+            self._terminal.erase_progress()
         if self._loop.signals:
             return False
         for daemon in sorted(

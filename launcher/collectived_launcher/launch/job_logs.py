@@ -22,6 +22,9 @@ def open_daemon_log(folder: Path, host: str, daemon: str, elsewhere: Path | None
     Args:
         folder: the job's.
         elsewhere: the daemon's file in --log-dir, which has all lines; None: the latest are kept in the job's folder.
+
+    Raises:
+        OSError: it cannot be opened.
     """
     path = folder / _LOGS / host / f"{daemon.replace(' ', '-')}.log"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

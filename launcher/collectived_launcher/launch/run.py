@@ -245,7 +245,12 @@ class Run:
         else:
             worker = self._job.worker_names.index(name)
             host, place = self._job.hosts[worker], self._job.get_host_label(worker)
-        return Daemon(name, self._terminal, open_daemon_log(self._folder, host, name, self._find_log(name)), place)
+        log = None
+        try:
+            log = open_daemon_log(self._folder, host, name, self._find_log(name))
+        except OSError as error:
+            self._say(f"`collectived logs` will not show {name}: {error}")
+        return Daemon(name, self._terminal, log, place)
 
     def _start_clients(self) -> None:
         names = self._job.worker_names

@@ -13,6 +13,7 @@ closed. A part of it may be on its way.
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,18 @@ class LinkProtocolError(LinkBroken):
 
 class LinkRefused(LinkBroken):
     """It cannot be had, though nobody is lost: the peer turns it down, this host cannot dial, or no packet passes."""
+
+
+_UNREACHABLE = (
+    errno.ETIMEDOUT,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+)  # the path has ended, which is no word of the peer
+
+
+def break_link(error: OSError, why: str) -> LinkBroken:
+    """What a link has come to whose connection has ended so."""
+    return LinkRefused(why) if error.errno in _UNREACHABLE else LinkBroken(why)
 
 
 class Stream(Protocol):
@@ -83,7 +96,7 @@ class TcpStream:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise LinkBroken(error.strerror or str(error)) from error
+            raise break_link(error, error.strerror or str(error)) from error
 
     def recv_into(self, view: memoryview) -> int:
         try:
@@ -91,7 +104,7 @@ class TcpStream:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise LinkBroken(error.strerror or str(error)) from error
+            raise break_link(error, error.strerror or str(error)) from error
         if not received:
             raise LinkBroken("the peer closed the connection")
         return received

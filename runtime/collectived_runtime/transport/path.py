@@ -3,6 +3,9 @@
 What is sent and not acknowledged is sent again, and a host that says nothing is asked for a sign of life (keep-alive).
 The kernel of the other host answers, also for a process that is stopped, busy, or reads nothing. So a path is dead, and
 not slow, if several such packets in a row have had no answer for a while.
+
+Where a process has read nothing for minutes, its kernel is asked less and less often, every two minutes at last: a path
+that dies then is found dead that much later.
 """
 
 from __future__ import annotations
@@ -12,28 +15,37 @@ import os
 import socket
 import struct
 
-_INFO = struct.Struct("=2x2B52xI")  # of `struct tcp_info`: retransmits, probes, and milliseconds since the last answer
+# Of `struct tcp_info`: retransmits, probes, and milliseconds since the latest data and the latest acknowledgement.
+_INFO = struct.Struct("=2x2B48xII")
 _LEAST_UNANSWERED = 2  # packets
 _MOST_PROBES = 127  # the kernel itself gives up later than anybody who looks
 
 
 def measure_silence(descriptor: int, probe_after: float) -> float:
-    """For how many seconds packets to the other host have had no answer; 0.0 where they have, or none was due.
+    """For how many seconds nothing has come from the other host, if packets to it have had no answer; else 0.0.
 
-    From the first look on the kernel probes a path on which nothing has come for `probe_after` seconds.
+    From the first look on, until `stop_probing`, the kernel probes a path on which nothing has come for `probe_after`
+    seconds.
 
     Raises:
         OSError: the connection is gone, or this process has no descriptor left.
     """
-    connection = socket.socket(fileno=os.dup(descriptor))
-    try:
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
         if connection.family not in (socket.AF_INET, socket.AF_INET6):
             return 0.0
         if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
             _probe(connection, max(1, math.floor(probe_after)))
         return read_silence(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
-    finally:
-        connection.close()
+
+
+def stop_probing(descriptor: int) -> None:
+    """Nobody waits any more: a path may be dead for as long as it likes.
+
+    Raises:
+        OSError: as `measure_silence`.
+    """
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 0)
 
 
 def _probe(connection: socket.socket, seconds: int) -> None:
@@ -48,5 +60,5 @@ def _probe(connection: socket.socket, seconds: int) -> None:
 
 def read_silence(info: bytes) -> float:
     """The same, of a `struct tcp_info`. Pure."""
-    retransmits, probes, milliseconds = _INFO.unpack(info)
-    return milliseconds / 1000 if retransmits + probes >= _LEAST_UNANSWERED else 0.0
+    retransmits, probes, *milliseconds = _INFO.unpack(info)
+    return min(milliseconds) / 1000 if retransmits + probes >= _LEAST_UNANSWERED else 0.0

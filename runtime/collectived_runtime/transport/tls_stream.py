@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 
-from collectived_runtime.transport.link import BytesLike, LinkBroken
+from collectived_runtime.transport.link import BytesLike, LinkBroken, break_link
 
 RECORD_BYTES = 16 << 10  # the most that a record holds
 _CHUNK_BYTES = 4 * RECORD_BYTES  # encrypted at once
@@ -43,7 +43,7 @@ class TlsStream:
                 self._unsent_bytes = len(chunk)
                 break
             except OSError as error:
-                raise LinkBroken(describe_error(error)) from error
+                raise break_link(error, describe_error(error)) from error
             self._unsent_bytes = 0
             taken += count
             _skip(rest, count)
@@ -55,7 +55,7 @@ class TlsStream:
         except ssl.SSLWantReadError:
             return 0
         except OSError as error:
-            raise LinkBroken(describe_error(error)) from error
+            raise break_link(error, describe_error(error)) from error
         if not received:
             raise LinkBroken("the peer closed the connection")
         return received

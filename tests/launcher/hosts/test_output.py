@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import pty
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectived_launcher.hosts.output import MAX_LINE, LineSplitter, Terminal
+from collectived_launcher.hosts.log_file import LogFile
+from collectived_launcher.hosts.output import MAX_LINE, LineSplitter, LogsOnly, Terminal
 from collectived_launcher.launch.child import Client, Daemon
 
 
@@ -59,6 +62,30 @@ def test_what_daemons_tell_does_not_steer_the_terminal_and_ranks_may_colour_thei
     Daemon("worker 0", shown, None).on_output(2, "group \x1b[31m\x9b2Jx".encode())
     Client(0, shown, None).on_output(1, b"\x1b[31mred")
     assert shown.lines == ["group \ufffd[31m\ufffd2Jx".encode(), b"\x1b[31mred"]
+
+
+def test_a_log_that_cannot_be_written_ends_nothing_and_is_told_once(tmp_path: Path) -> None:
+    class Said(Shown):
+        def say(self, text: str, stream: int = 2) -> None:
+            self.lines.append(text.encode())
+
+    shown, folder = Said(), tmp_path / "job"
+    folder.mkdir()
+    daemon = Daemon("worker 0", shown, LogFile(folder / "log", limit=4))
+    daemon.on_output(2, b"first")
+    shutil.rmtree(folder)
+    for line in (b"second", b"third"):
+        daemon.on_output(2, line)
+    daemon.on_exit()
+    told = f"collectived: {folder}/log is written no more: No such file or directory".encode()
+    assert shown.lines == [b"first", told, b"second", b"third"]
+
+
+def test_where_nobody_looks_only_our_own_words_are_written(capfd: pytest.CaptureFixture[str]) -> None:
+    terminal = LogsOnly()
+    Daemon("worker 0", terminal, None).on_output(2, b"a line")
+    terminal.say("a word")
+    assert capfd.readouterr() == ("", "a word\n")
 
 
 def test_lines_stand_above_the_bar_of_a_long_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,10 @@ class PointToPoint:
 
     def next_deadline(self) -> float:
         """When `on_timer` has something to do; inf where nobody waits."""
-        return min(self.ops.next_deadline(), self._path_watch.next_deadline) if self.ops else math.inf
+        if not self.ops:
+            self._path_watch.stop()
+            return math.inf
+        return min(self.ops.next_deadline(), self._path_watch.next_deadline)
 
     def _add(self, post: PendingOp) -> None:
         if not self.ops:
@@ -210,9 +213,7 @@ class PointToPoint:
         self.ops.add(post)
 
     def on_timer(self, now: float) -> None:
-        ways: list[SendStream | ReceiveStream] = [*self._out.values(), *self._in]
-        links = (way.link for way in ways if way.link is not None)
-        if self.ops and (dead := self._path_watch.look(links, now)) is not None:
+        if self.ops and (dead := self._path_watch.look(self._list_awaited_links(), now)) is not None:
             self._broken(dead)
         for post, verdict in self.ops.pop_failed(now):
             self._matcher.withdraw(post)
@@ -225,8 +226,20 @@ class PointToPoint:
             self._matcher.withdraw(post)
             self._end_receive(post, Code.DEADLINE_EXCEEDED)
 
+    def _list_awaited_links(self) -> list[Link]:
+        """Those over which something is to leave, or to come for a rank that waits for it."""
+        topology = self._network.topology
+        receives = [post for post in self.ops.posts if isinstance(post.prepared.collective.operation, Recv)]
+        takes_any = any(post.peer == ANY_SOURCE for post in receives)
+        senders = {topology.peers[topology.place_of(p.peer)].task for p in receives if p.peer != ANY_SOURCE}
+        leaving = [way.link for way in self._out.values() if not way.idle]
+        coming = [way.link for way in self._in]
+        awaited = [link for link in coming if link is not None and (takes_any or link.peer in senders)]
+        return [link for link in leaving if link is not None] + awaited
+
     def close(self) -> None:
         self._closed = True
+        self._path_watch.stop()
         for way_out in self._out.values():
             way_out.close()
         for way_in in self._in:

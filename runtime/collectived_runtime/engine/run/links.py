@@ -229,8 +229,7 @@ class Links:
     def on_timer(self, now: float) -> None:
         """Break a link that a task waits for, and whose peer's host does not answer any more."""
         dead = self._path_watch.look(self._links_in_use, now)
-        if dead is not None:
-            self.drop_peer(dead.peer)
+        if dead is not None:  # it stays open: the peer is to hear the verdict, and not of an end for which it blames us
             self._on_broken(dead)
 
     def abandon(self, held: Iterable[Link]) -> None:

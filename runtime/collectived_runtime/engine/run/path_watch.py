@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterable
 
 from collectived_runtime.transport.link import Link, LinkRefused
-from collectived_runtime.transport.path import measure_silence
+from collectived_runtime.transport.path import measure_silence, stop_probing
 
 _LOOKS_PER_TIMEOUT = 4
 
@@ -15,8 +16,11 @@ _LOOKS_PER_TIMEOUT = 4
 class PathWatch:
     """Looks at links from time to time, while somebody waits for them.
 
+    A path is dead if its host has answered at no look for `timeout` seconds of one wait. What was before it does not
+    count.
+
     Args:
-        timeout: seconds without an answer after which a path is dead.
+        timeout: seconds.
 
     Attributes:
         next_deadline: when to look; inf while nobody waits.
@@ -25,14 +29,23 @@ class PathWatch:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._interval = timeout / _LOOKS_PER_TIMEOUT
+        self._began = 0.0
+        self._answered_at: dict[Link, float] = {}  # of links that are looked at
+        self._dead: set[Link] = set()  # of which it has been said
         self.next_deadline = math.inf
 
     def start(self) -> None:
         """Somebody begins to wait."""
-        self.next_deadline = time.monotonic() + self._interval
+        self._began = time.monotonic()
+        self.next_deadline = self._began + self._interval
 
     def stop(self) -> None:
+        """Nobody waits any more."""
         self.next_deadline = math.inf
+        while self._answered_at:
+            link, _ = self._answered_at.popitem()
+            with contextlib.suppress(OSError):  # it has ended
+                stop_probing(link.stream.fileno())
 
     def look(self, links: Iterable[Link], now: float) -> LinkRefused | None:
         """What the first link has come to whose peer's host answers no more; None: all answer, or it is early."""
@@ -40,11 +53,15 @@ class PathWatch:
             return None
         self.next_deadline = now + self._interval
         for link in links:
+            answered_at = self._answered_at.setdefault(link, self._began)
             try:
                 silence = measure_silence(link.stream.fileno(), self._interval)
             except OSError:  # whoever uses it finds that it has ended, or the next look finds a descriptor
                 continue
-            if silence >= self._timeout:
-                why = f"its host has not answered for {silence:.1f} s: the network between them is down"
+            if not silence:
+                self._answered_at[link] = now
+            elif (lasted := min(silence, now - answered_at)) >= self._timeout and link not in self._dead:
+                self._dead.add(link)
+                why = f"its host has not answered for {lasted:.1f} s: the network between them is down"
                 return LinkRefused(why, link.peer)
         return None

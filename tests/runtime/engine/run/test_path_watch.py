@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import pytest
 from tests.runtime.engine.run.test_links_that_die import Scene
@@ -24,29 +25,75 @@ def scene() -> Iterator[Scene]:
     made.close()
 
 
-def silent(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    monkeypatch.setattr(path_watch, "measure_silence", lambda descriptor, probe_after: seconds)
+@dataclass
+class Kernel:
+    """What it says of every path, and which it has been asked to probe no more."""
+
+    silence: float = 0.0
+    rests: list[int] = field(default_factory=list)
+
+    def measure(self, descriptor: int, probe_after: float) -> float:
+        return self.silence
 
 
-def test_a_link_that_a_task_waits_for_breaks_when_its_peers_host_answers_no_more(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    made = Kernel()
+    monkeypatch.setattr(path_watch, "measure_silence", made.measure)
+    monkeypatch.setattr(path_watch, "stop_probing", made.rests.append)
+    return made
+
+
+def wait(scene: Scene) -> float:
+    """A task waits for the link; when that began."""
     scene.used = {scene.link: 1}
     scene.turn(0.0)
-    due = scene.links.next_deadline
-    assert 0 < due - time.monotonic() <= TIMEOUT / 4
-    silent(monkeypatch, TIMEOUT)
-    scene.links.on_timer(due - 0.1)
-    assert not scene.broken, "it is early"
-    silent(monkeypatch, TIMEOUT - 0.1)
-    scene.links.on_timer(due)
-    assert not scene.broken and scene.links.next_deadline == due + TIMEOUT / 4
-    silent(monkeypatch, TIMEOUT + 0.25)
-    scene.links.on_timer(due + TIMEOUT / 4)
+    return scene.links.next_deadline - TIMEOUT / 4
+
+
+def test_a_link_that_a_task_waits_for_breaks_when_its_peers_host_answers_no_more(scene: Scene, kernel: Kernel) -> None:
+    began = wait(scene)
+    assert 0 <= time.monotonic() - began < TIMEOUT / 4
+    kernel.silence = 3600.0  # nothing was sent for an hour, and what is sent now has no answer yet
+    scene.links.on_timer(began + TIMEOUT / 4 - 0.1)  # it is early
+    for seconds in (2.0, 4.0, 6.0, 7.9):
+        scene.links.on_timer(began + seconds)
+        assert not scene.broken
+    scene.links.on_timer(began + 10.0)
     (error,) = scene.broken
     assert isinstance(error, LinkRefused) and error.peer == 1, "nobody is taken for lost"
-    assert "has not answered for 8.2 s: the network between them is down" in str(error)
-    assert not list(scene.links)
+    assert "has not answered for 10.0 s: the network between them is down" in str(error)
+    scene.links.on_timer(began + 20.0)
+    assert len(scene.broken) == 1, "it is said once"
+
+
+def test_an_answer_at_any_look_begins_the_count_anew(scene: Scene, kernel: Kernel) -> None:
+    began = wait(scene)
+    kernel.silence = 3600.0
+    scene.links.on_timer(began + 6.0)
+    kernel.silence = 0.0
+    scene.links.on_timer(began + 8.0)
+    kernel.silence = 3600.0
+    scene.links.on_timer(began + 15.0)
+    assert not scene.broken
+    scene.links.on_timer(began + 17.0)
+    assert scene.broken
+
+
+def test_a_silence_that_is_shorter_than_the_wait_counts(scene: Scene, kernel: Kernel) -> None:
+    began = wait(scene)
+    kernel.silence = TIMEOUT - 0.1
+    scene.links.on_timer(began + 60.0)
+    assert not scene.broken
+
+
+def test_a_path_is_probed_no_more_when_nobody_waits(scene: Scene, kernel: Kernel) -> None:
+    began = wait(scene)
+    scene.links.on_timer(began + 2.0)
+    assert not kernel.rests
+    scene.used = {}
+    scene.turn(0.0)
+    assert kernel.rests == [scene.link.stream.fileno()]
 
 
 def test_nobody_looks_at_links_that_no_task_waits_for(scene: Scene) -> None:
