@@ -268,6 +268,16 @@ class Round:
         self._result.gave_up += judged.gave_up
 
 
+def _are_instances_right(instances: Mapping[int, Mapping[int, int]]) -> bool:
+    """Whether all ranks were told one instance; or several, as where a failure reaches further back than was known at
+    first, and every rank hears of it where it stands: none is told of a later one than failed there, and the earliest
+    did fail."""
+    if len(instances) < 2:
+        return True
+    covers = all(told <= number for told, failed in instances.items() for number in failed.values())
+    return covers and min(instances) in instances[min(instances)].values()
+
+
 def judge(fault: str, victim: int, placement: Sequence[int], told: Told, is_late: bool) -> Judgement:
     """What a generation came to, by what its ranks told of its failures. Pure.
 
@@ -277,7 +287,7 @@ def judge(fault: str, victim: int, placement: Sequence[int], told: Told, is_late
             given up by itself.
     """
     verdicts: dict[tuple[Any, ...], set[int]] = {}
-    instances: dict[int, set[int]] = {}  # with the ranks that were told of it
+    instances: dict[int, dict[int, int]] = {}  # that was told -> by rank, the first instance that failed there
     texts, own = {}, []
     for rank, one in told.items():
         for failure in one["failures"]:
@@ -292,7 +302,8 @@ def judge(fault: str, victim: int, placement: Sequence[int], told: Told, is_late
             verdicts.setdefault(verdict, set()).add(rank)
             texts[verdict] = failure["text"]
             if failure["decided_by"] != f"rank {rank}":
-                instances.setdefault(failure["instance"], set()).add(rank)
+                failed = instances.setdefault(failure["instance"], {})
+                failed[rank] = min(failure["number"], failed.get(rank, failure["number"]))
     shown = "; ".join(f"ranks {sorted(ranks)}: {verdict} {texts[verdict]}" for verdict, ranks in verdicts.items())
     complaints = []
     if len(verdicts) > 1:
@@ -301,8 +312,8 @@ def judge(fault: str, victim: int, placement: Sequence[int], told: Told, is_late
         complaints.append(f"expected {EXPECTED[fault]}, got {shown}")
     elif any(not _is_blame_right(fault, victim, placement, verdict[2], verdict[3]) for verdict in verdicts):
         complaints.append(f"not rank {victim} alone is named: {shown}")
-    if len(instances) > 1:
-        complaints.append(f"verdicts of different instances, which these ranks were told: {instances}")
+    if not _are_instances_right(instances):
+        complaints.append(f"instances that verdicts tell of, and the first that failed of each rank: {instances}")
     if not verdicts and fault in ("differ", "abort", "fail"):
         complaints.append("nobody heard of it")
     if own and not verdicts:

@@ -129,28 +129,30 @@ class Soak:
 
     def _play_window(self, numbers: range) -> None:
         self._next = numbers.stop
-        works: list[tuple[Step, cd.Work[Any]]] = []
+        works: list[tuple[int, Step, cd.Work[Any]]] = []
+        number = numbers.start
         try:
             for number in numbers:
                 step = make_step(self._seed, number, self._group.size)
                 mine = make_differing_step(step) if number == self._differing else step
-                works.append((step, mine.run(self._group, self._options)))
+                works.append((number, step, mine.run(self._group, self._options)))
         except cd.errors.CollectiveError as error:
-            self._note_failure(error)
-        for step, work in works:
+            self._note_failure(number, error)
+        for number, step, work in works:
             try:
                 right = step.is_right(self._group.rank, work.result())
             except cd.errors.CollectiveError as error:
-                self._note_failure(error)
+                self._note_failure(number, error)
             else:
                 self.report.right += right
                 self.report.wrong += [] if right else [f"{step} on rank {self._group.rank}"]
 
-    def _note_failure(self, error: cd.errors.CollectiveError) -> None:
-        """Keeps an error, and with which instance the group goes on, if it does."""
+    def _note_failure(self, number: int, error: cd.errors.CollectiveError) -> None:
+        """Keeps the error of an instance, and with which instance the group goes on, if it does."""
         self._next = None if error.rejoin or error.verdict is None else error.instance + 1
         self.report.failures.append(
             {
+                "number": number,
                 "generation": error.generation,
                 "code": error.code.name,
                 "cause": error.verdict.cause.name if error.verdict is not None else "",

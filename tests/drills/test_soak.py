@@ -34,9 +34,10 @@ def test_a_wrong_result_is_seen(call: str) -> None:
 
 
 def failed(
-    cause: str, missing: list[int], differing: list[int], by: str = "coordinator", instance: int = 7
+    cause: str, missing: list[int], differing: list[int], by: str = "coordinator", instance: int = 7, number: int = 7
 ) -> dict[str, Any]:
     failure = {"code": cause, "cause": cause, "missing": missing, "differing": differing, "instance": instance}
+    failure["number"] = number
     return {"failures": [failure | {"decided_by": by, "text": ""}]}
 
 
@@ -45,7 +46,8 @@ def failed(
     [
         ("kill", {0: failed("LOST_RANK", [0, 1], []), 2: failed("LOST_RANK", [0, 1], [])}),
         ("kill", {0: failed("LOST_RANK", [1], []), 2: failed("ABORTED", [1], [])}),
-        ("kill", {0: failed("LOST_RANK", [1], []), 2: failed("LOST_RANK", [1], [], instance=8)}),
+        ("kill", {0: failed("LOST_RANK", [1], []), 2: failed("LOST_RANK", [1], [], instance=8, number=7)}),
+        ("kill", {0: failed("LOST_RANK", [1], [], number=8), 2: failed("LOST_RANK", [1], [], instance=8, number=8)}),
         ("kill", {0: failed("DEADLINE", [1], [], "rank 0"), 2: failed("DEADLINE", [1], [], "rank 2")}),
         ("nothing", {0: failed("DEADLINE", [], [], "rank 0")}),
         ("stop", {0: failed("DEADLINE", [0], []), 2: failed("DEADLINE", [0], [])}),
@@ -64,6 +66,11 @@ def test_what_was_promised_is_no_complaint() -> None:
     assert judge("stop", 1, (0, 0, 2), told, is_late=True) == ([], True, 1)
     told = {rank: failed("MISMATCH", [], [1]) for rank in range(3)}
     assert judge("differ", 1, (0, 0, 2), told, is_late=False) == ([], True, 0)
+    told = {
+        0: failed("LOST_RANK", [1], [], instance=7, number=7),  # it reaches further back than was known at first
+        2: failed("LOST_RANK", [1], [], instance=8, number=9),
+    }
+    assert judge("kill", 1, (0, 0, 2), told, is_late=False) == ([], True, 0)
     told = {2: failed("LOST_WORKER", [0, 1], [])}
     assert judge("kill of a worker", 1, (0, 0, 2), told, is_late=False) == ([], True, 0)
 
