@@ -268,7 +268,7 @@ def in_flight_and_failing(make: Any, successor: int) -> Any:
 
 
 def uncollected(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [text for text in caplog.messages if text.startswith("nobody collected this error")]
+    return [text for text in caplog.messages if text.startswith("this error was never collected")]
 
 
 @pytest.mark.parametrize("value", [1, cd.IndexedSlices(np.ones((1, 1)), [0])], ids=["dense", "sparse"])

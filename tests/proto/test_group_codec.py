@@ -60,7 +60,7 @@ def test_a_group_that_has_formed() -> None:
     ids=["nothing", "not compressed", "no message", "cut off", "too large"],
 )
 def test_what_tells_of_no_group_is_refused(data: bytes) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"{len(data)} bytes that should tell of a group"):
+    with pytest.raises(InvalidArgumentError, match=f"{len(data)} bytes that should describe a group"):
         group_codec.formed_from_bytes(data)
 
 

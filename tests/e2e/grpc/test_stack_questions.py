@@ -91,6 +91,6 @@ def test_a_client_that_does_not_offer_it_is_not_asked(pair: Any) -> None:
 def test_an_answer_that_nobody_asked_for_is_refused_and_the_rank_goes_on(pair: Any) -> None:
     first, second = pair(stacks=True)
     code, text, _ = failure(lambda: second.tell_stack("main.rs:12 in load"))
-    assert code == "INVALID_ARGUMENT" and "nobody has asked" in text
+    assert code == "INVALID_ARGUMENT" and "without being asked" in text
     values = each(lambda rank: rank.submit(described(SUM, (1,)), data([1])).value, (first, second))
     assert values == [[2.0], [2.0]]

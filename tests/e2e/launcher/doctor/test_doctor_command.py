@@ -116,7 +116,7 @@ def test_a_token_must_be_given(place: Place) -> None:
 
 def test_nobody_comes_to_a_server(place: Place) -> None:
     done = doctor(place, "--serve", "--within", "0.1")
-    assert done.returncode == 1 and "nobody with the token came" in done.stderr
+    assert done.returncode == 1 and "no caller with the token came" in done.stderr
 
 
 def test_an_address_that_is_not_ours(place: Place) -> None:

@@ -369,7 +369,7 @@ def test_rings_of_a_generation_that_nobody_announced_are_not_kept_for_ever(world
     here = world(1)
     for instance in range(messages.MAX_OUTSTANDING + 1):
         here.ranks[0].submit(generation=999, instance=instance)
-    assert "that nobody has announced" in here.report(ReportKind.LOST).text
+    assert "that was never announced" in here.report(ReportKind.LOST).text
 
 
 def test_programs_of_ever_changing_shapes_are_forgotten_and_made_again(
