@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -81,12 +82,15 @@ def sum_little(group: cd.Group) -> object:
 def test_who_waits_without_a_timeout_hears_that_the_network_is_down(
     pair: Pair, wait: Callable[[cd.Group], object]
 ) -> None:
+    both = threading.Barrier(2)
+
     def body(group: cd.Group) -> None:
         for _ in range(4):  # links are there, and the native core carries what it can
             sum_little(group)
             group.send(np.ones(3), 1 - group.rank)
             group.recv(1 - group.rank)
         group.barrier()
+        both.wait(PATIENCE)  # what the barrier has sent is there
         if group.rank == 0:
             pair.hosts.part(1, [DATA])
         with pytest.raises(cd.errors.UnavailableError, match="the network between them is down") as caught:

@@ -1,7 +1,7 @@
 """Inquiries: how far everybody is at an instance that waits, has expired or differs, and what follows.
 
 An *inquiry* asks the workers of a generation how far their ranks are at one instance; it ends when all have answered
-or after 0.1 s, and then the instance is *judged*, earlier ones first. That NCCL failed does not say who is at fault:
+or after 80 ms, and then the instance is *judged*, earlier ones first. That NCCL failed does not say who is at fault:
 there it goes on for as long as somebody is silent and may yet be found to be lost.
 """
 
@@ -18,6 +18,7 @@ from collectived_runtime.coordinator.core.registry import (
     INQUIRY_RETRY_SECONDS,
     INQUIRY_SECONDS,
     MAX_EVIDENCE,
+    REFUSED_INQUIRY_SECONDS,
     Evidence,
     GenerationRecord,
     Inquiry,
@@ -72,11 +73,16 @@ def handle_instance_report(
         inquiry.peer = report.worker if link else -1
         # A stream that breaks with what broke NCCL breaks a moment later, and as much later is its worker lost.
         inquiry.deadline = now + INQUIRY_SECONDS + (registry.worker_timeout if native else 0.0)
+        if report.cause is Cause.LINK_REFUSED:
+            inquiry.deadline = now + REFUSED_INQUIRY_SECONDS
         registry.inquiries[inquiry.query] = inquiry
         registry.add_timer(inquiry.deadline, InquiryTimeout(inquiry.query))
         yield from _send_queries(registry, generation, inquiry, task)
     else:
         inquiry.pending_workers.discard(task)
+        if link and report.cause is not Cause.LINK_REFUSED and inquiry.deadline > now + INQUIRY_SECONDS:
+            inquiry.deadline = now + INQUIRY_SECONDS
+            registry.add_timer(inquiry.deadline, InquiryTimeout(inquiry.query))
     if link:
         _add_link_report(inquiry, task, report)
     elif _SEVERITY[report.kind] >= _SEVERITY[inquiry.kind]:

@@ -45,6 +45,7 @@ MAX_FINISHED_BYTES = 4 << 20  # of what is kept of them, but for the latest
 _MEMBER_BYTES = 1000  # of a member, its progress and what a verdict says of it, beside their texts
 MAX_EVIDENCE = 64
 INQUIRY_SECONDS = 0.08  # less than workers wait before they decide alone: what it knows goes before that
+REFUSED_INQUIRY_SECONDS = 0.8  # the same where a link cannot be had: a worker that is only busy is not to be blamed
 INQUIRY_RETRY_SECONDS = 0.01  # while ranks that are still to come decide who the majority is
 
 

@@ -29,6 +29,7 @@ _ANY = -1  # whatever instance comes next
 DECIDE_ALONE_SECONDS = 0.1  # how long a group loop waits for the coordinator's verdict before it decides for itself
 DECIDE_ALONE_STEPS = 2  # with those of a listening fewer than a client's, which is to be late no less often
 MISMATCH_DECIDE_ALONE_SECONDS = 1.0  # the same where nothing but the truth about who differs is waited for
+REFUSED_DECIDE_ALONE_SECONDS = 1.0  # the same where the coordinator finds out whether the worker at the other end lives
 NCCL_DECIDE_ALONE_SECONDS = (
     1.0  # the same where NCCL failed, after the time in which the coordinator finds out who is lost
 )
@@ -349,7 +350,7 @@ class FaultReporter:
         first = report.instance + 1 if report.kind is ReportKind.LOST else max(0, report.instance)
         known = self._tracker.find_verdict(first)
         if known is None or known.orderly:
-            patience, counts = _wait_for_coordinator(self._decision_delay(report.kind)), report
+            patience, counts = _wait_for_coordinator(self._decision_delay(report)), report
             if first in self._pending_decisions:
                 earlier_patience, earlier = self._pending_decisions[first]
                 patience = min(earlier_patience, patience, key=lambda one: one.end)
@@ -357,8 +358,10 @@ class FaultReporter:
             self._pending_decisions[first] = (patience, counts)
         self._send_report(report)
 
-    def _decision_delay(self, kind: ReportKind) -> float:
-        match kind:
+    def _decision_delay(self, report: Report) -> float:
+        match report.kind:
+            case ReportKind.LINK if report.cause is Cause.LINK_REFUSED:
+                return REFUSED_DECIDE_ALONE_SECONDS
             case ReportKind.MISMATCH:
                 return MISMATCH_DECIDE_ALONE_SECONDS
             case ReportKind.NATIVE:
