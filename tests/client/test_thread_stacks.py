@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.waiting import settle
@@ -75,6 +76,25 @@ def test_the_innermost_calls_of_a_deep_stack_are_told() -> None:
     with thread("climber", lambda stop: climb(100, stop)) as climber:
         first, *_ = describe_threads(climber.ident or 0).splitlines()
     assert first.count(" <- ") == 5 and first.endswith("in climb")
+
+
+def test_of_calls_deep_in_libraries_the_innermost_one_of_the_program_is_told_too() -> None:
+    def wait_in_a_library(stop: threading.Event) -> None:
+        walk = "def walk(n, wait):\n    walk(n - 1, wait) if n else wait()\n"
+        names: dict[str, Any] = {}
+        exec(compile(walk, "/usr/lib/python3/dist-packages/walks.py", "exec"), names)
+        names["walk"](20, stop.wait)
+
+    stop = threading.Event()
+    walker = threading.Thread(target=wait_in_a_library, args=(stop,))
+    walker.start()
+    try:
+        settle(lambda: "walks.py" in describe_threads(walker.ident or 0).partition("\n")[0])
+        first, *_ = describe_threads(walker.ident or 0).splitlines()
+    finally:
+        stop.set()
+        walker.join()
+    assert re.search(rf"walks.py:2 in walk <- … <- {HERE}:\d+ in wait_in_a_library$", first), first
 
 
 def test_calls_within_this_package_are_one_by_its_outer_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from collectived_launcher.cluster.cli import select_hosts
 from collectived_launcher.cluster.file import Cluster, ClusterFileError, read_cluster
 from collectived_launcher.cluster.hosts import Interrupted, open_hosts
 from collectived_launcher.cluster.spec import Spec
+from collectived_launcher.hosts.host import LOCALHOST
 from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.hosts.preflight import HostUnreachable
 from collectived_launcher.launch.job_logs import list_logged_jobs, read_job_logs
@@ -82,7 +84,7 @@ def _ask_cluster(cluster: Cluster, host: str | None, lines: int, ssh_command: st
     Raises:
         HostUnreachable, Interrupted: a host does not answer, or a signal came first.
     """
-    hosts = select_hosts(cluster, [host] if host else [])
+    hosts = select_hosts(cluster, [_name_as(host, [one.name for one in cluster.hosts])] if host else [])
     with open_hosts(cluster, hosts, ssh_command, Terminal()) as opened:
         about = json.dumps({"lines": lines})
         return opened.run_command("logs", cluster.name, {one.name: about for one in hosts})
@@ -93,9 +95,14 @@ def _read_job(folder: Path, host: str | None, lines: int) -> Answers:
         found = read_job_logs(folder, lines)
     except FileNotFoundError:
         raise _NothingRuns(f"job {folder.name} has just ended, and its logs with it; --log-dir keeps them") from None
-    if host is not None and host not in found:
+    if host is not None and (host := _name_as(host, list(found))) not in found:
         raise click.UsageError(f"{host!r} is no host of job {folder.name}; hosts: {', '.join(found)}")
     return {name: {"logs": found[name]} for name in ([host] if host else found)}
+
+
+def _name_as(host: str, known: Sequence[str]) -> str:
+    """A host as a cluster or job knows it: errors and `status` show this host by its own name."""
+    return LOCALHOST if host not in known and host == socket.gethostname() else host
 
 
 def format_logs(answers: Answers) -> list[str]:

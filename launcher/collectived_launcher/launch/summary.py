@@ -130,7 +130,10 @@ def format_summary(
     report = reports.get(root.rank) if root.rank is not None else None
     verdict = next((one.verdict for one in reports.values() if root.rank in one.blamed), "")
     why = report.error if report else verdict
-    yield f"collectived: {what}: {root}{f': {why}' if why else ''}"
+    if why and root.last_signal is not None:  # that it was ended at last is no cause
+        yield f"collectived: {what}: {root.process}: {why}; it was {root.describe_end()}"
+    else:
+        yield f"collectived: {what}: {root}{f': {why}' if why else ''}"
     yield from (f"    {line}" for line in (report.traceback if report and report.traceback else root.stderr_tail))
     others = [failure for failure in failures if failure.process != root.process]
     consequences = [failure for failure in others if _is_consequence(failure, reports)]

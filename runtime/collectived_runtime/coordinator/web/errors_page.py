@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from html import escape
 
 from collectived_proto import errors
@@ -10,9 +11,9 @@ from collectived_proto.errors import CollectiveError
 
 WHAT_NEXT: dict[type[CollectiveError], tuple[str, str]] = {
     errors.InvalidArgumentError: ("goes on", "correct the program"),
-    errors.DeadlineExceededError: ("is over", "find out what .missing is doing; rejoin, or end"),
-    errors.UnavailableError: ("is over", "rejoin; if this rank's own worker is lost, connect again"),
-    errors.AbortedError: ("is over", "read the reason; end, or rejoin"),
+    errors.DeadlineExceededError: ("is over", "find out what `.missing` is doing; `rejoin`, or end"),
+    errors.UnavailableError: ("is over", "`rejoin`; if this rank's own worker is lost, connect again"),
+    errors.AbortedError: ("is over", "read the reason; end, or `rejoin`"),
     errors.ResourceExhaustedError: (
         "goes on, unless results have no room",
         "wait for results and release arrays, or give the worker more memory",
@@ -22,7 +23,7 @@ WHAT_NEXT: dict[type[CollectiveError], tuple[str, str]] = {
     errors.NotFoundError: ("is not affected", "correct the name"),
     errors.UnauthenticatedError: ("is not affected", "show the job's secret"),
     errors.CancelledError: ("is not affected", "nothing: this program has closed the session"),
-    errors.InternalError: ("is over, if .rejoin", "report it, and connect again"),
+    errors.InternalError: ("is over, if `.rejoin`", "report it, and connect again"),
     errors.PermissionDeniedError: (
         "is not affected",
         "ask the operator of the worker (a rule may refuse you), choose another name, or show the secret",
@@ -64,6 +65,10 @@ def render_errors_page() -> bytes:
 def _render_section(kind: type[CollectiveError], group: str, following: str) -> str:
     return (
         f'<section id="{kind.__name__}"><h2>{kind.__name__} ({kind.code.name})</h2>'
-        f"<p>{escape(inspect.getdoc(kind) or '')}</p><p>The group {escape(group)}.</p>"
-        f"<p><b>What to do</b>: {escape(following)}.</p></section>"
+        f"<p>{_mark_code(inspect.getdoc(kind) or '')}</p><p>The group {_mark_code(group)}.</p>"
+        f"<p><b>What to do</b>: {_mark_code(following)}.</p></section>"
     )
+
+
+def _mark_code(text: str) -> str:
+    return re.sub("`(.*?)`", r"<code>\1</code>", escape(text))
