@@ -131,7 +131,7 @@ def format_summary(
     verdict = next((one.verdict for one in reports.values() if root.rank in one.blamed), "")
     why = report.error if report else verdict
     if why and root.last_signal is not None:  # that it was ended at last is no cause
-        yield f"collectived: {what}: {root.process}: {why}; it was {root.describe_end()}"
+        yield f"collectived: {what}: {root.process}: {why}; its end: {root.describe_end()}"
     else:
         yield f"collectived: {what}: {root}{f': {why}' if why else ''}"
     yield from (f"    {line}" for line in (report.traceback if report and report.traceback else root.stderr_tail))

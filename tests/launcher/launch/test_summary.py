@@ -66,9 +66,9 @@ def test_a_rank_that_said_nothing_is_told_with_the_verdict_that_blames_it() -> N
 
 
 def test_of_a_rank_that_the_launcher_has_ended_the_cause_comes_before_its_end() -> None:
-    said = summarize([failure(0), failure(2, 15)], {0: blames(2)})
-    ended = "exit status 1, after the launcher had sent SIGTERM"
-    assert said[0] == f"collectived: root cause: rank 2 (pid 12): rank 2 aborted; it was {ended}"
+    said = list(format_summary([failure(0), failure(2, 15)], {}, {0: blames(2)}, lambda rank: failure(rank, 15)))
+    end = "exit status 1, after the launcher had sent SIGTERM"
+    assert said[0] == f"collectived: root cause: rank 2 (pid 12): rank 2 aborted; its end: {end}"
 
 
 def test_where_nobody_says_why_the_first_to_end_comes_first() -> None:
