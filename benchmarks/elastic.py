@@ -29,8 +29,8 @@ from benchmarks.page import write
 from benchmarks.verdicts import Line, table
 
 WORKERS = 64
-RANKS = 1024
-ROUNDS = 5
+RANKS = 256
+ROUNDS = 3
 GOAL_SECONDS = 0.5
 MOST_LINKS = 32  # of a worker to others: bounded by the algorithm, and not by the size of the group
 _PROCESSES = 8  # of ranks, which are threads there

@@ -452,7 +452,9 @@ def test_who_has_too_many_links_that_nobody_expects_says_so_and_takes_those_that
 ) -> None:
     monkeypatch.setattr(reception_, "MAX_EARLY_LINKS", 0)
     assert "4096 unexpected links wait there already" in refusal(place)
-    assert re.search(r"the link from 127.0.0.1:\d+ \(which calls itself worker 0\) was refused: 0 wait", caplog.text)
+    assert re.search(
+        r"the link from 127.0.0.1:\d+ \(which calls itself worker 0\) was refused: 0 unexpected", caplog.text
+    )
     assert arrives(place)
 
 

@@ -213,8 +213,12 @@ def execute(plan: WidePlan, memory: PlanMemory, transport: PlanTransport) -> Ite
         began = time.monotonic() if marks is not None and under_way else 0.0
         while under_way:
             moved = False
+            begun: set[tuple[Link, int]] = set()  # of several transfers on a link, each waits for the one before
             for one in under_way:
-                moved |= one.advance()
+                if (way := (one.link, one.poll_events)) not in begun:
+                    moved |= one.advance()
+                    if not one.done:
+                        begun.add(way)
             left = [one for one in under_way if not one.done]
             if marks is not None and len(left) < len(under_way) and len(marks) < MOST_MOVES:
                 now = time.monotonic()

@@ -14,11 +14,11 @@ from tests.fakes.loopback import LoopbackNetwork
 from collectived_proto.types import DType, ReduceOp
 from collectived_runtime.device.arithmetic import Arithmetic
 from collectived_runtime.engine.run.schedule import Buffers, PlanTransport, Wait, execute
-from collectived_runtime.plan import one_shot, ring, tree
-from collectived_runtime.plan.moves import Span
+from collectived_runtime.plan import double_tree, one_shot, ring, tree
+from collectived_runtime.plan.moves import RecvMove, Span
 from collectived_runtime.plan.wide_moves import WidePlan
 from collectived_runtime.transport.frame import FrameTemplate, parse
-from collectived_runtime.transport.link import Link, LinkBroken
+from collectived_runtime.transport.link import Link, LinkBroken, Stream
 
 Array = NDArray[Any]
 Algorithm = Callable[[Sequence[int], int, Span], WidePlan]
@@ -103,6 +103,40 @@ def test_one_shot_folds_from_left_to_right_wherever_its_memory_lies(size: int, i
     assert [output.tobytes() for output in outputs] == [wanted.tobytes()] * size
     if not is_in_place:
         assert [one.tobytes() for one in given] == [one.tobytes() for one in inputs]
+
+
+class Stuttering:
+    """A stream that has nothing at every other look, as if bytes came between two looks."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._looks = 0
+        self.min_read_bytes, self.fileno, self.send = stream.min_read_bytes, stream.fileno, stream.send
+        self.close = stream.close
+
+    def recv_into(self, view: memoryview) -> int:
+        self._looks += 1
+        return 0 if self._looks % 2 else self._stream.recv_into(view)
+
+
+def test_of_several_transfers_on_a_link_in_a_round_each_waits_for_the_one_before() -> None:
+    members, span = range(2), Span(0, 70_003)
+    plans = [double_tree.all_reduce(members, me, span) for me in members]
+    received = [[move.peer for move in moves if isinstance(move, RecvMove)] for moves in plans[0]]
+    assert any(len(peers) > len(set(peers)) for peers in received), "a plan that has several"
+    inputs = [np.arange(70_003, dtype=np.float32) % 97 + rank for rank in members]
+    outputs = [np.full_like(one, np.nan) for one in inputs]
+    links = LoopbackNetwork().links(members)
+    for link in (link for theirs in links.values() for link in theirs.values()):
+        link.stream = Stuttering(link.stream)
+    run_all(
+        {
+            me: execute(plans[me], sums(inputs[me], outputs[me], outputs[me]), PlanTransport(links[me], STAMP, never))
+            for me in members
+        }
+    )
+    for output in outputs:
+        assert np.array_equal(output, inputs[0] + inputs[1])
 
 
 def test_buffers_of_a_few_bytes_in_between_do_not_dead_lock_full_duplex() -> None:
