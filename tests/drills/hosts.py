@@ -9,8 +9,10 @@ from __future__ import annotations
 import atexit
 import secrets
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
+import pytest
 from tests.drills.switch import CALM, Switch, Weather, open_tun
 
 CONTROL, DATA = "control", "data"
@@ -111,6 +113,19 @@ class Hosts:
             switch.close()
         for name in self._names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=_SECONDS, check=False)
+
+
+@contextmanager
+def hosts_or_skip(count: int) -> Iterator[Hosts]:
+    """Hosts for a test, which is skipped where they are not to be had."""
+    try:
+        made = Hosts(count)
+    except NotPermitted as reason:
+        pytest.skip(str(reason))
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def _ip(*words: str) -> None:

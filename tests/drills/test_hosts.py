@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from tests.drills.hosts import CONTROL, DATA, NETWORKS, Hosts, NotPermitted
+from tests.drills.hosts import CONTROL, DATA, NETWORKS, Hosts, NotPermitted, hosts_or_skip
 from tests.drills.switch import Switch, Weather
 
 LISTEN = """
@@ -34,12 +34,8 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
-    try:
-        made = Hosts(2)
-    except NotPermitted as error:
-        pytest.skip(str(error))
-    yield made
-    made.close()
+    with hosts_or_skip(2) as made:
+        yield made
 
 
 def heard(hosts: Hosts, source: int, target: int, network: str, seconds: float) -> bool:

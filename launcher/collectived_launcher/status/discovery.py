@@ -83,11 +83,11 @@ def find_target(worker: str | None, environment: Mapping[str, str]) -> Target:
             "    collectived launch --workers 2 --clients 2 -- python train.py\n"
             "or name a worker: --worker unix:/path or --worker host:port"
         )
-    if len({job.job for job in running}) > 1:
+    if (jobs := len({job.job for job in running})) > 1:
         lines = "\n".join(
             f"    --worker {(job.workers or ('(none serves)',))[0]}  ({job.job}: {job.command})" for job in running
         )
-        raise click.UsageError(f"{len(running)} jobs of yours run on this host; say which:\n{lines}")
+        raise click.UsageError(f"{jobs} jobs of yours run on this host; say which:\n{lines}")
     job = running[0]  # of a job whose hosts are all this one, each of them has a file
     coordinator = job.coordinator if job.coordinator.startswith("unix:") else ""
     workers = tuple(worker for one in running for worker in one.workers)

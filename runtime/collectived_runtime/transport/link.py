@@ -46,11 +46,8 @@ class LinkRefused(LinkBroken):
     """It cannot be had, though nobody is lost: the peer turns it down, this host cannot dial, or no packet passes."""
 
 
-_UNREACHABLE = (
-    errno.ETIMEDOUT,
-    errno.EHOSTUNREACH,
-    errno.ENETUNREACH,
-)  # the path has ended, which is no word of the peer
+# The path has ended, which is no word of the peer.
+_UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def break_link(error: OSError, why: str) -> LinkBroken:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from tests.drills.hosts import CONTROL, DATA, Hosts, NotPermitted
+from tests.drills.hosts import CONTROL, DATA, Hosts, hosts_or_skip
 from tests.drills.switch import Weather
 
 import collectived as cd
@@ -58,11 +58,7 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     with ExitStack() as stack:
-        try:
-            hosts = Hosts(3)
-        except NotPermitted as reason:
-            pytest.skip(str(reason))
-        stack.callback(hosts.close)
+        hosts = stack.enter_context(hosts_or_skip(3))
         yield Pair(hosts, stack)
 
 

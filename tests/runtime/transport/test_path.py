@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.drills.hosts import DATA, Hosts, NotPermitted
+from tests.drills.hosts import DATA, Hosts, hosts_or_skip
 
 from collectived_runtime.transport.path import measure_silence, read_silence
 
@@ -66,12 +66,8 @@ def test_other_sockets_are_never_silent() -> None:
 
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
-    try:
-        made = Hosts(2)
-    except NotPermitted as reason:
-        pytest.skip(str(reason))
-    yield made
-    made.close()
+    with hosts_or_skip(2) as made:
+        yield made
 
 
 @pytest.mark.parametrize("nbytes", [0, 1 << 28], ids=["nothing to send", "more than the connection takes"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.drills.hosts import CONTROL, DATA, Hosts, NotPermitted
+from tests.drills.hosts import CONTROL, DATA, Hosts, hosts_or_skip
 from tests.e2e.launcher.ssh.test_launch_over_ssh import PATIENCE, WAIT, Launches, told
 from tests.e2e.launcher.sshd import Missing, Network
 
@@ -31,12 +31,8 @@ with cd.connect() as session, session.join() as group:
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
-    try:
-        made = Hosts(3)
-    except NotPermitted as error:
-        pytest.skip(str(error))
-    yield made
-    made.close()
+    with hosts_or_skip(3) as made:
+        yield made
 
 
 @pytest.fixture
