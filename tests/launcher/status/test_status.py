@@ -412,6 +412,15 @@ def test_several_jobs_are_listed(runtime: Path) -> None:
     assert run(["status"]) == 2
 
 
+def test_a_job_with_a_file_for_each_of_its_hosts_counts_as_one(runtime: Path) -> None:
+    publish("a", "unix:/a.sock")
+    for host in range(2):
+        job = job_files.JobFile("b", os.getpid(), "unix:/c.sock", (f"unix:/b{host}.sock",), "python train.py")
+        job_files.write_job_file(job, f"b.{host}")
+    with pytest.raises(click.UsageError, match="^2 jobs of yours run on this host"):
+        find_target(None, {})
+
+
 def test_nothing_running_shows_the_line_to_type(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Unreachable):
         find_target(None, {})
