@@ -17,6 +17,7 @@ from collectived_launcher import grpc_channel
 from collectived_launcher.credential import SECRET_FILE
 from collectived_launcher.quantities import Time
 from collectived_launcher.status.discovery import Target, Unreachable, find_target
+from collectived_launcher.target_options import job_option
 from collectived_proto.config.units import format_time
 from collectived_proto.report.phrases import is_or_are, ranks_text
 from collectived_proto.v1.status_pb2 import Cut, DrainReply, DrainRequest
@@ -25,14 +26,16 @@ from collectived_proto.v1.worker_pb2_grpc import WorkerStub
 _REPLY_MARGIN = 9.0  # seconds after the timeout in which an answer comes, whatever happens
 
 
-def request_drain(worker: str | None, request: DrainRequest, environment: Mapping[str, str]) -> DrainReply:
+def request_drain(
+    worker: str | None, job: str | None, request: DrainRequest, environment: Mapping[str, str]
+) -> DrainReply:
     """What came of it.
 
     Raises:
         Unreachable: nobody runs, or no worker answers.
         click.ClickException: it was refused: there is no such host or group.
     """
-    target = find_target(worker, environment)
+    target = find_target(worker, job, environment)
     if request.host or request.group:
         return _drain_via_any(target, request)
     return _drain_each(target, request)
@@ -155,6 +158,7 @@ FAILED = 1
 
 @click.command()
 @click.option("--worker", metavar="ADDRESS", help="This worker: unix:/path or host:port.")
+@job_option
 @click.option("--host", metavar="HOST", help="All workers of this host, as `collectived status` names it.")
 @click.option("--group", metavar="NAME", help="This group alone; its workers go on with others.")
 @click.option(
@@ -166,7 +170,15 @@ FAILED = 1
 )
 @click.option("--stay", is_flag=True, help="Drained workers live on and refuse new work, instead of ending.")
 @click.option("--json", "as_json", is_flag=True, help="The answer as JSON; keys as DrainReply in status.proto.")
-def drain(worker: str | None, host: str | None, group: str | None, timeout: float, stay: bool, as_json: bool) -> int:
+def drain(
+    worker: str | None,
+    job: str | None,
+    host: str | None,
+    group: str | None,
+    timeout: float,
+    stay: bool,
+    as_json: bool,
+) -> int:
     """Let running collectives finish and refuse new ones; then end the drained workers.
 
     Drains the workers of the running job on this host, or those of the options. A collective that some rank has
@@ -179,7 +191,7 @@ def drain(worker: str | None, host: str | None, group: str | None, timeout: floa
     from collectived_proto.v1.status_pb2 import DrainRequest
 
     request = DrainRequest(host=host or "", group=group or "", timeout_seconds=timeout, stay=stay)
-    reply = request_drain(worker, request, os.environ)
+    reply = request_drain(worker, job, request, os.environ)
     if as_json:
         click.echo(document(reply))
     else:

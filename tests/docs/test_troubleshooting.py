@@ -125,7 +125,7 @@ def until(reached: Callable[[], bool], what: str) -> None:
 
 def reply() -> StatusReply | None:
     try:
-        return request_status(find_target(None, os.environ))
+        return request_status(find_target(None, None, os.environ))
     except Exception:  # not up yet, or too busy to answer
         return None
 

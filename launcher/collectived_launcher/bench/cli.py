@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from collectived_launcher.quantities import ByteCount, Time
+from collectived_launcher.target_options import job_option
 from collectived_proto.types import DType, ReduceOp
 
 # -P: a file random.py in the user's folder must not be taken for Python's own.
@@ -34,6 +35,7 @@ _MAX_WIDTH = 1000  # more than any table needs
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Start a new job with this many workers.")
 @click.option("--clients", type=click.IntRange(min=1), metavar="N", help="Ranks per worker.  [default: 2]")
 @click.option("--worker", metavar="ADDRESS", help="Measure on this running worker (unix:/path or host:port).")
+@job_option
 @click.option("-b", "--min-bytes", type=ByteCount(), default="4", show_default=True, help="First size.")
 @click.option("-e", "--max-bytes", type=ByteCount(), default="64M", show_default=True, help="Last size.")
 @click.option(
@@ -110,7 +112,7 @@ def bench(**given: Any) -> int:
 
     order, plot = make_order(given), given["plot"]
     _check_plot(plot, given["operation"])
-    place = choose_target(given["workers"], given["clients"], given["worker"], os.environ)
+    place = choose_target(given["workers"], given["clients"], given["worker"], given["job"], os.environ)
     if order["root"] >= place.ranks:
         raise click.UsageError(f"--root {order['root']}: expected a rank, 0 to {place.ranks - 1}")
     with Screen() as screen:

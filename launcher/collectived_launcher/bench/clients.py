@@ -62,30 +62,35 @@ class BenchTarget:
 
 
 def choose_target(
-    workers: int | None, clients: int | None, worker: str | None, environment: Mapping[str, str]
+    workers: int | None, clients: int | None, worker: str | None, job: str | None, environment: Mapping[str, str]
 ) -> BenchTarget:
     """The place that is meant: a new job where `workers` are told or nothing runs, else what runs.
 
     Raises:
         click.UsageError: what is told contradicts itself, or several jobs run.
-        click.ClickException: the worker does not answer, exit status 3.
+        click.ClickException: the job does not run or the worker does not answer, exit status 3.
     """
-    if worker and workers:
-        raise click.UsageError("--worker names a worker that runs, --workers starts new ones: expected one of the two")
+    if (worker is not None) + (job is not None) + (workers is not None) > 1:
+        raise click.UsageError(
+            "--worker names a worker that runs, --job a job that runs, --workers starts new ones: expected one of them"
+        )
     if all(environment.get(name) for name in ("COLLECTIVED_WORKER", "RANK", "WORLD_SIZE")):
-        return _own_rank_target(workers or clients or worker, environment)
+        return _own_rank_target(workers or clients or worker or job, environment)
     if workers:
         return BenchTarget(workers, clients or 2)
-    named = worker or environment.get("COLLECTIVED_WORKER")
-    running = [job for job in job_files.list_running_jobs() if job.workers]
-    if named:
-        found = next((job for job in running if named in job.workers), None)
+    running = [one for one in job_files.list_running_jobs() if one.workers]
+    if job:
+        from collectived_launcher.status.discovery import find_job  # imports gRPC
+
+        running = [find_job(job, running)]
+    elif named := worker or environment.get("COLLECTIVED_WORKER"):
+        found = next((one for one in running if named in one.workers), None)
         name, coordinator = (found.job, found.coordinator) if found else ("", "")
         return _running_job_target(Addresses(coordinator, (named,), 0), name, clients or 2)
     if not running:
         return BenchTarget(1, clients or 2)
     if len(running) > 1:
-        lines = "\n".join(f"    --worker {job.workers[0]}  ({job.job}: {job.command})" for job in running)
+        lines = "\n".join(f"    --job {one.job}  ({one.command})" for one in running)
         raise click.UsageError(
             f"{len(running)} jobs of yours run on this host; say which, or --workers N for a new one:\n{lines}"
         )
@@ -97,7 +102,7 @@ def _own_rank_target(told: object, environment: Mapping[str, str]) -> BenchTarge
     if told:
         raise click.UsageError(
             f"this is rank {environment['RANK']} of a job (RANK is set), which measures with the ranks that it has: "
-            "expected no --workers, --clients or --worker"
+            "expected no --workers, --clients, --worker or --job"
         )
     try:
         return BenchTarget(1, int(environment["WORLD_SIZE"]), {int(environment["RANK"]): {}})

@@ -11,14 +11,13 @@ from typing import Any
 import click
 
 from collectived_launcher.quantities import REFRESH_INTERVAL
+from collectived_launcher.target_options import target_options
 
 _NON_TTY_WIDTH = 160  # columns where the output is not a terminal
 
 
 @click.command()
-@click.option(
-    "--worker", metavar="ADDRESS", help="Ask this worker (unix:/path or host:port); default: the running job's."
-)
+@target_options
 @click.option(
     "--wide",
     is_flag=True,
@@ -32,7 +31,13 @@ _NON_TTY_WIDTH = 160  # columns where the output is not a terminal
 )
 @click.option("--watch", type=REFRESH_INTERVAL, help="Repeat at this interval, 200ms or more.")
 def status(
-    worker: str | None, wide: bool, group: str | None, host: str | None, as_json: bool, watch: float | None
+    worker: str | None,
+    job: str | None,
+    wide: bool,
+    group: str | None,
+    host: str | None,
+    as_json: bool,
+    watch: float | None,
 ) -> None:
     """Show problems (ranks that others wait for, lost workers, recent failures), then counts.
 
@@ -46,7 +51,7 @@ def status(
     from collectived_launcher.status.tables import build_tables
 
     while True:
-        whole = request_status(find_target(worker, os.environ))
+        whole = request_status(find_target(worker, job, os.environ))
         part = filter_status(whole, group, host)
         if as_json:
             click.echo(_as_json(part))

@@ -20,6 +20,7 @@ from collectived_launcher import grpc_channel
 from collectived_launcher.credential import SECRET_FILE, TOKEN_FILE
 from collectived_proto.error_status import describe_failure
 from collectived_proto.ipc import job_files
+from collectived_proto.ipc.job_files import JobFile
 from collectived_proto.report.merge import merge_replies
 from collectived_proto.v1.coordinator_pb2_grpc import CoordinatorStub
 from collectived_proto.v1.status_pb2 import StatusReply, StatusRequest
@@ -59,19 +60,23 @@ class Target:
     unavailable: tuple[str, ...] = ()
 
 
-def find_target(worker: str | None, environment: Mapping[str, str]) -> Target:
-    """The job that is meant: the argument, else COLLECTIVED_WORKER, else the one job of this user that runs here; where
-    none runs, that of the system's worker.
+def find_target(worker: str | None, job: str | None, environment: Mapping[str, str]) -> Target:
+    """The job that is meant: of the options `--worker` and `--job` one that is given, else COLLECTIVED_WORKER, else the
+    one job of this user that runs here; where none runs, that of the system's worker.
 
     Raises:
-        Unreachable: none runs.
-        click.UsageError: several run.
+        Unreachable: none runs, or not the one that is named.
+        click.UsageError: several run, or both options are given.
     """
+    if worker and job:
+        raise click.UsageError("--worker and --job exclude each other: a worker belongs to one job")
     if worker:
         return Target((worker,), "--worker")
-    if named := environment.get("COLLECTIVED_WORKER"):
+    if not job and (named := environment.get("COLLECTIVED_WORKER")):
         return Target((named,), "COLLECTIVED_WORKER")
     running = job_files.list_running_jobs()
+    if job:
+        return _make_job_target(find_job(job, running))
     if not running:
         if system := job_files.find_system_worker():
             return Target((system,), "the system's worker")
@@ -83,15 +88,28 @@ def find_target(worker: str | None, environment: Mapping[str, str]) -> Target:
             "    collectived launch --workers 2 --clients 2 -- python train.py\n"
             "or name a worker: --worker unix:/path or --worker host:port"
         )
-    if (jobs := len({job.job for job in running})) > 1:
-        lines = "\n".join(
-            f"    --worker {(job.workers or ('(none serves)',))[0]}  ({job.job}: {job.command})" for job in running
-        )
-        raise click.UsageError(f"{jobs} jobs of yours run on this host; say which:\n{lines}")
-    job = running[0]  # of a job whose hosts are all this one, each of them has a file
+    if len(running) > 1:
+        lines = "\n".join(f"    --job {one.job}  ({one.command})" for one in running)
+        raise click.UsageError(f"{len(running)} jobs of yours run on this host; say which:\n{lines}")
+    return _make_job_target(running[0])
+
+
+def find_job(name: str, running: Sequence[JobFile]) -> JobFile:
+    """The job of that name.
+
+    Raises:
+        Unreachable: it is none of these.
+    """
+    for job in running:
+        if job.job == name:
+            return job
+    names = ", ".join(job.job for job in running) or "none"
+    raise Unreachable(f"no job {name!r} of yours runs on this host; jobs that do: {names}")
+
+
+def _make_job_target(job: JobFile) -> Target:
     coordinator = job.coordinator if job.coordinator.startswith("unix:") else ""
-    workers = tuple(worker for one in running for worker in one.workers)
-    return Target(workers, f"job {job.job}", coordinator, tuple(name for one in running for name in one.away))
+    return Target(job.workers, f"job {job.job}", coordinator, job.away)
 
 
 def request_status(target: Target) -> StatusReply:

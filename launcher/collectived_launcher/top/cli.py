@@ -8,12 +8,11 @@ import signal
 import click
 
 from collectived_launcher.quantities import REFRESH_INTERVAL
+from collectived_launcher.target_options import target_options
 
 
 @click.command()
-@click.option(
-    "--worker", metavar="ADDRESS", help="Ask this worker (unix:/path or host:port); default: the running job's."
-)
+@target_options
 @click.option(
     "--interval",
     type=REFRESH_INTERVAL,
@@ -21,7 +20,7 @@ from collectived_launcher.quantities import REFRESH_INTERVAL
     show_default=True,
     help="Time between requests, 200ms or more; + and - change it.",
 )
-def top(worker: str | None, interval: float) -> None:
+def top(worker: str | None, job: str | None, interval: float) -> None:
     """Watch the running job live, problems first.
 
     Keys: ? shows them, q quits. Ends by itself when the job does. Exit status 3 if no job runs or no daemon answers.
@@ -37,7 +36,7 @@ def top(worker: str | None, interval: float) -> None:
         raise click.UsageError(
             f"top needs a terminal, and {reason}: use `collectived status`, with --watch TIME or --json"
         )
-    target = find_target(worker, os.environ)
+    target = find_target(worker, job, os.environ)
     watch = TopLoop(target, request_status(target), interval)
     ended_by = watch.run()
     if ended_by == signal.SIGINT:

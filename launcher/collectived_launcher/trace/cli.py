@@ -14,6 +14,7 @@ from typing import IO, Any, cast
 import click
 
 from collectived_launcher.quantities import ByteCount, Time
+from collectived_launcher.target_options import target_options
 from collectived_proto.report.phrases import pluralize, sanitize_text
 
 _VIEWER = "https://ui.perfetto.dev"
@@ -45,13 +46,18 @@ _NAMES_QUERY_BYTES = 256 << 10  # bytes of each worker, to say which groups ther
     show_default=True,
     help="File of the trace; compressed if it ends in .gz; - is standard output.",
 )
-@click.option(
-    "--worker", metavar="ADDRESS", help="Ask this worker (unix:/path or host:port); default: the running job's."
-)
+@target_options
 @click.option("--local", is_flag=True, help="Only the recording of this one worker.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON.")
 def trace(
-    last: float | None, group: str, most: int, output: str, worker: str | None, local: bool, as_json: bool
+    last: float | None,
+    group: str,
+    most: int,
+    output: str,
+    worker: str | None,
+    job: str | None,
+    local: bool,
+    as_json: bool,
 ) -> None:
     """Write the latest collectives, and the ranks that others waited for, as a trace for Perfetto.
 
@@ -64,7 +70,7 @@ def trace(
     from collectived_proto.report.progress import Progress
     from collectived_proto.v1.trace_pb2 import TraceRequest
 
-    target = find_target(worker, os.environ)
+    target = find_target(worker, job, os.environ)
     with Progress("collectived trace", "asking workers"):
         account = request_trace(
             target,

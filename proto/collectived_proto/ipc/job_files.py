@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from collectived_proto.private_files import write_atomically
@@ -115,10 +115,13 @@ def has_launcher(job: str) -> bool:
 
 
 def list_running_jobs() -> list[JobFile]:
-    """The jobs whose launcher lives, by name. Files of dead ones are passed over, not removed."""
+    """The jobs whose launcher lives, by name. Files of dead ones are passed over, not removed.
+
+    A job of which several hosts are this one has a file for each of them, and is listed once, with all their workers.
+    """
     if not runtime_path().exists():  # nor is it made: in a container there may be no place to write
         return []
-    found = []
+    found: dict[str, JobFile] = {}
     for path in sorted(ensure_runtime_folder().glob("*.json")):
         try:
             read = json.loads(path.read_text())
@@ -139,5 +142,8 @@ def list_running_jobs() -> list[JobFile]:
             TypeError,
         ):  # vanished, half-made by hand, or its launcher is gone
             continue
-        found.append(job)
-    return found
+        known = found.get(job.job)
+        if known is not None:
+            job = replace(known, workers=known.workers + job.workers, away=known.away + job.away)
+        found[job.job] = job
+    return list(found.values())

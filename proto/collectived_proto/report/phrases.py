@@ -106,6 +106,12 @@ def not_arrived_text(member: Member, position: RankPosition | None, silent: str 
     return f"{member} has not come; {known}{age_text(age)}{doing}{f' ({silent})' if silent else ''}"
 
 
+def still_missing_text(ranks: Sequence[int], position: RankPosition | None) -> str:
+    """`rank 2 has still not come; now: …`, of ranks that were described before; `position`: of the only one."""
+    has = "has" if len(ranks) == 1 else "have"
+    return f"{ranks_text(ranks)} {has} still not come{stack_text(position.stack) if position else ''}"
+
+
 def not_written_text(member: Member, position: RankPosition) -> str:
     """`rank 2 (…) has called it at train.py:88, and its GPU has not written the value`"""
     site = f" at {position.site}" if position.site else ""

@@ -181,4 +181,4 @@ def _group(registry: Registry, generation: GenerationRecord, now: float) -> Grou
         return GroupSample(name, 0, 0, 0.0)
     first = min(generation.evidence)
     waited = registry.stall_seconds + max(0.0, now - generation.evidence[first].since)
-    return GroupSample(name, len(generation.evidence), len(stragglers.missing_ranks(generation, first)), waited)
+    return GroupSample(name, len(generation.evidence), len(generation.missing_ranks(first)), waited)

@@ -130,7 +130,7 @@ def test_a_rank_whose_worker_died_connects_to_the_next_one_and_takes_part_again(
     job = launch("--workers", "2", "--clients", "1", "--", sys.executable, str(EXAMPLE), FOR_EVER)
     for _ in range(2):
         job.hear("of 2 from step")
-    status = settle(lambda: find_training(request_status(find_target(None, {}))))
+    status = settle(lambda: find_training(request_status(find_target(None, None, {}))))
     os.kill(status.workers[1].pid, 9)
     job.hear(r"^\[rank 1\] after step \d+: ")
     for _ in range(2):

@@ -97,7 +97,7 @@ class Launch:
         def told() -> status_pb2.StatusReply | None:
             nonlocal reply
             with contextlib.suppress(Unreachable):
-                reply = request_status(find_target(None, {}))
+                reply = request_status(find_target(None, None, {}))
                 return reply if all(fact(reply) for fact in facts) else None
             return None
 

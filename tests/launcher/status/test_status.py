@@ -22,7 +22,7 @@ import pytest
 from rich.console import Console
 
 from collectived_launcher.__main__ import run
-from collectived_launcher.status.discovery import TIMEOUT, Unreachable, find_target
+from collectived_launcher.status.discovery import TIMEOUT, Target, Unreachable, find_target
 from collectived_launcher.status.filters import filter_findings, filter_status
 from collectived_launcher.status.tables import build_tables, devices_text
 from collectived_proto.ipc import job_files
@@ -387,29 +387,41 @@ def test_devices_are_told_in_short() -> None:
 def test_the_argument_goes_before_the_environment_before_the_running_job(runtime: Path) -> None:
     publish("j", "unix:/file.sock")
     environment = {"COLLECTIVED_WORKER": "unix:/env.sock"}
-    assert find_target("unix:/arg.sock", environment).workers == ("unix:/arg.sock",)
-    assert find_target(None, environment).workers == ("unix:/env.sock",)
-    assert find_target(None, {}).workers == ("unix:/file.sock",)
+    assert find_target("unix:/arg.sock", None, environment).workers == ("unix:/arg.sock",)
+    assert find_target(None, None, environment).workers == ("unix:/env.sock",)
+    assert find_target(None, None, {}).workers == ("unix:/file.sock",)
 
 
 def test_the_systems_worker_is_asked_where_no_job_of_the_user_runs(runtime: Path) -> None:
     (runtime / "system").mkdir()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{runtime}/system/worker.sock")
-        target = find_target(None, {})
+        target = find_target(None, None, {})
         assert (target.workers, target.origin) == ((f"unix:{runtime}/system/worker.sock",), "the system's worker")
         publish("j", "unix:/file.sock")
-        assert find_target(None, {}).workers == ("unix:/file.sock",)
+        assert find_target(None, None, {}).workers == ("unix:/file.sock",)
 
 
 def test_several_jobs_are_listed(runtime: Path) -> None:
     publish("a", "unix:/a.sock")
     publish("b", "unix:/b.sock")
     with pytest.raises(click.UsageError) as caught:
-        find_target(None, {})
-    assert "--worker unix:/a.sock  (a: python train.py)" in str(caught.value)
-    assert "--worker unix:/b.sock  (b: python train.py)" in str(caught.value)
+        find_target(None, None, {})
+    assert "--job a  (python train.py)" in str(caught.value)
+    assert "--job b  (python train.py)" in str(caught.value)
     assert run(["status"]) == 2
+
+
+def test_one_of_several_jobs_is_named(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    publish("a", "unix:/a.sock")
+    publish("b", "unix:/b.sock")
+    environment = {"COLLECTIVED_WORKER": "unix:/env.sock"}
+    assert find_target(None, "b", environment) == Target(("unix:/b.sock",), "job b", "unix:/c.sock")
+    assert run(["status", "--job", "c"]) == 3
+    assert "no job 'c' of yours runs on this host; jobs that do: a, b" in capsys.readouterr().err
+    for command in ("status", "trace", "drain"):
+        assert run([command, "--job", "a", "--worker", "unix:/a.sock"]) == 2
+        assert "exclude each other" in capsys.readouterr().err
 
 
 def test_a_job_with_a_file_for_each_of_its_hosts_counts_as_one(runtime: Path) -> None:
@@ -418,12 +430,12 @@ def test_a_job_with_a_file_for_each_of_its_hosts_counts_as_one(runtime: Path) ->
         job = job_files.JobFile("b", os.getpid(), "unix:/c.sock", (f"unix:/b{host}.sock",), "python train.py")
         job_files.write_job_file(job, f"b.{host}")
     with pytest.raises(click.UsageError, match="^2 jobs of yours run on this host"):
-        find_target(None, {})
+        find_target(None, None, {})
 
 
 def test_nothing_running_shows_the_line_to_type(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Unreachable):
-        find_target(None, {})
+        find_target(None, None, {})
     assert run(["status"]) == 3
     assert "collectived launch --workers 2 --clients 2 -- python train.py" in capsys.readouterr().err
 

@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,15 @@ def test_a_job_whose_launcher_is_dead_is_passed_over() -> None:
     dead.wait()
     job_files.write_job_file(job("dead", dead.pid))
     assert job_files.list_running_jobs() == []
+
+
+def test_a_job_with_a_file_for_each_of_its_hosts_is_listed_once() -> None:
+    for host in range(2):
+        found = replace(job("two"), workers=(f"unix:/{host}.sock",), away=(f"worker {host + 2} (restarting)",))
+        job_files.write_job_file(found, f"two.{host}")
+    (listed,) = job_files.list_running_jobs()
+    assert listed.workers == ("unix:/0.sock", "unix:/1.sock")
+    assert listed.away == ("worker 2 (restarting)", "worker 3 (restarting)")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"job": 1}', '{"job": "a", "pid": "x"}'])

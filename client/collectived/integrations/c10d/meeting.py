@@ -7,6 +7,7 @@ import secrets
 from typing import Any
 
 _FIRST, _NAME = "collectived/first", "collectived/name"
+_WORLD = "0"  # c10d's id of the process group of all ranks
 
 
 def agree_on_name(store: Any, group_id: str) -> str:
@@ -19,6 +20,6 @@ def agree_on_name(store: Any, group_id: str) -> str:
         store: c10d's, for this process group alone. group_id: what c10d calls it, for people.
     """
     if store.add(_FIRST, 1) == 1:
-        store.set(_NAME, secrets.token_hex(6))
-    shown = re.sub(r"[^\w.:-]", "-", group_id)[:40]
+        store.set(_NAME, secrets.token_hex(4))
+    shown = "world" if group_id == _WORLD else re.sub(r"[^\w.:-]", "-", group_id)[:40]
     return f"torch/{shown}/{store.get(_NAME).decode()}"

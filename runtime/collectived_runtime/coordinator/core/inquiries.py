@@ -7,7 +7,7 @@ there it goes on for as long as somebody is silent and may yet be found to be lo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from collectived_proto.cause import Cause
 from collectived_proto.types import Report, ReportKind
@@ -29,6 +29,7 @@ from collectived_runtime.coordinator.core.timers import InquiryRetry, InquiryTim
 WARN_BACKOFF = (
     1.9  # times as long a wait: group loops report it again after twice the time, and not all in the same moment
 )
+FIRST_CALL_SECONDS = 5.0  # of waiting for ranks that have called nothing in this generation yet, before a warning
 # Of two reports on one instance the graver decides how it is judged.
 _SEVERITY = {
     ReportKind.PENDING: 0,
@@ -265,11 +266,7 @@ def _judge(registry: Registry, inquiry: Inquiry, now: float) -> Iterator[Effect]
         yield from deliver(registry, generation, decision, now)
     elif inquiry.kind is ReportKind.PENDING and _is_warning_due(registry, evidence, now):
         evidence.warned_after_seconds = _waited_seconds(registry, evidence, now)
-        text = verdicts.pending_warning(generation, inquiry.instance, silent, registry.stall_seconds, now)
-        yield Log(
-            "warning" if text and not generation.idle else "debug",
-            text or f"instance {inquiry.instance} is slow: its data is moving",
-        )
+        yield _log_pending(registry, generation, inquiry.instance, silent, now)
     elif inquiry.kind is not ReportKind.PENDING:
         generation.evidence.pop(inquiry.instance, None)  # it has ended after all
     if decision is None:
@@ -277,6 +274,22 @@ def _judge(registry: Registry, inquiry: Inquiry, now: float) -> Iterator[Effect]
         for other in sorted(later, key=lambda one: one.instance):
             if not other.pending_workers and other.query in registry.inquiries:
                 yield from _judge_or_wait(registry, other, now)
+
+
+def _log_pending(
+    registry: Registry, generation: GenerationRecord, instance: int, silent: Mapping[int, str], now: float
+) -> Log:
+    """A warning, but no hurry where the missing ranks have yet to make their first call: programs load before that."""
+    missing = generation.missing_ranks(instance)
+    if not missing:
+        return Log("debug", f"instance {instance} is slow: its data is moving")
+    evidence = generation.evidence[instance]
+    text = verdicts.pending_warning(generation, instance, missing, silent, registry.stall_seconds, now)
+    loads = not silent and all(generation.last_submitted(rank) < 0 for rank in missing)
+    if generation.idle or (loads and evidence.warned_after_seconds < FIRST_CALL_SECONDS):
+        return Log("debug", text)
+    evidence.warned_of = missing
+    return Log("warning", text)
 
 
 def _describe_silence(registry: Registry, task: int) -> str:

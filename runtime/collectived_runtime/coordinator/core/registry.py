@@ -135,13 +135,17 @@ class WaitStats:
 
 @dataclass(slots=True)
 class Evidence:
-    """What is known about one instance; `warned_after_seconds`: after how many seconds of waiting people were last
-    told of it.
+    """What is known about one instance.
+
+    Attributes:
+        warned_after_seconds: of waiting, when everybody was last asked and it was logged.
+        warned_of: the missing ranks that the latest warning named.
     """
 
     since: float
     positions: dict[int, RankPosition] = field(default_factory=dict)
     warned_after_seconds: float = 0.0
+    warned_of: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -219,6 +223,10 @@ class GenerationRecord:
         evidence = self.evidence.get(instance)
         known = evidence.positions.get(rank) if evidence else None
         return (known is not None and known.arrived) or self.last_submitted(rank) >= instance
+
+    def missing_ranks(self, instance: int) -> list[int]:
+        """The ranks that are not known to have submitted an instance."""
+        return [rank for rank in range(self.info.size) if not self.has_submitted(rank, instance)]
 
     def member(self, rank: int, now: float) -> Member:
         """A member with what it is known to have done last."""

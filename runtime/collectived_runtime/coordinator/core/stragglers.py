@@ -59,14 +59,9 @@ def find_stragglers(registry: Registry, generation: GenerationRecord, now: float
     if generation.evidence:
         instance = min(generation.evidence)
         waited = registry.stall_seconds + max(0.0, now - generation.evidence[instance].since)
-        for rank in missing_ranks(generation, instance):
+        for rank in generation.missing_ranks(instance):
             seconds[rank] = max(waited, seconds.get(rank, 0.0))
     group, members = unscoped_name(generation.info.name), generation.info.members
     for rank, by in seconds.items():
         if rank not in generation.departed:
             yield Straggler(group, rank, members[rank].worker, by)
-
-
-def missing_ranks(generation: GenerationRecord, instance: int) -> list[int]:
-    """The ranks that are not known to have submitted an instance."""
-    return [rank for rank in range(generation.info.size) if not generation.has_submitted(rank, instance)]

@@ -22,6 +22,7 @@ from collectived_proto.report.phrases import (
     not_arrived_text,
     not_written_text,
     ranks_text,
+    still_missing_text,
     waiting_text,
 )
 from collectived_proto.types import ANY_SOURCE, Member, RankPosition, Report, ReportKind, Verdict, unscoped_name
@@ -226,15 +227,21 @@ def _peer_rank(generation: GenerationRecord, report: Report) -> int:
 
 
 def pending_warning(
-    generation: GenerationRecord, instance: int, silent: Mapping[int, str], stall_seconds: float, now: float
+    generation: GenerationRecord,
+    instance: int,
+    missing: Sequence[int],
+    silent: Mapping[int, str],
+    stall_seconds: float,
+    now: float,
 ) -> str:
-    """The warning that an instance waits for ranks; '' where all have come."""
-    missing = [rank for rank in range(generation.info.size) if not generation.has_submitted(rank, instance)]
-    if not missing:
-        return ""
-    waited = stall_seconds + max(0.0, now - generation.evidence[instance].since)
+    """The warning that an instance waits for ranks; short where the last one named the same ranks."""
+    evidence = generation.evidence[instance]
+    what, waited = _describe_instance(generation, instance), stall_seconds + max(0.0, now - evidence.since)
+    if evidence.warned_of == missing and not silent:
+        known = generation.progress.get(missing[0]) if len(missing) == 1 else None
+        return pending_text(what, waited, [still_missing_text(missing, known.position if known else None)], {})
     absent = _describe_missing(generation, missing, silent, now, instance)
-    return pending_text(_describe_instance(generation, instance), waited, absent, _waiting_sites(generation, instance))
+    return pending_text(what, waited, absent, _waiting_sites(generation, instance))
 
 
 def with_successor(decision: Verdict, successor: int) -> Verdict:

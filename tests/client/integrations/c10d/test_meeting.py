@@ -18,7 +18,11 @@ def test_all_ranks_with_a_store_get_one_name_again_and_again() -> None:
 
 def test_other_stores_give_other_names() -> None:
     names = {agree_on_name(torch.distributed.HashStore(), "0") for _ in range(5)}
-    assert len(names) == 5 and all(name.startswith("torch/0/") for name in names)
+    assert len(names) == 5 and all(name.startswith("torch/world/") for name in names)
+
+
+def test_a_process_group_of_some_ranks_has_its_number() -> None:
+    assert agree_on_name(torch.distributed.HashStore(), "1").startswith("torch/1/")
 
 
 def test_the_id_of_a_group_is_shown_without_what_would_steer_a_terminal() -> None:

@@ -56,7 +56,8 @@ ROW_KEYS = {
         ("--async 33", "33 is not in the range 0<=x<=32"),
         ("--timeout nan", "'nan' is not a time"),
         ("--clients 0", "0 is not in the range"),
-        ("--worker unix:/x --workers 1", "expected one of the two"),
+        ("--worker unix:/x --workers 1", "expected one of them"),
+        ("--job a --worker unix:/x", "expected one of them"),
         ("--worker nowhere", "'nowhere' is not an address: expected unix:/path or host:port"),
         ("--plot a.jpg", "'a.jpg': expected a file name that ends with .png, .svg or .pdf"),
         ("--plot /no/such/a.png", "there is no folder '/no/such'"),
@@ -78,6 +79,14 @@ def test_a_worker_that_does_not_answer_is_exit_status_3(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert run(["bench", "--worker", f"unix:{tmp_path}/none.sock"]) == 3
     assert "UNREACHABLE: no worker answers at unix:" in capsys.readouterr().err
+
+
+def test_a_job_that_does_not_run_is_exit_status_3(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert run(["bench", "--job", "a"]) == 3
+    assert "UNREACHABLE: no job 'a' of yours runs on this host; jobs that do: none" in capsys.readouterr().err
 
 
 def bench(place: Place, *arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
