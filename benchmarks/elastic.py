@@ -1,8 +1,9 @@
 """`python -m benchmarks.elastic`: how fast a group of many workers forms, loses a rank and forms again.
 
 Every worker is a daemon of its own on this host, and all of them share its processors with the processes of the ranks.
-A step lasts from the call of the last rank until all ranks have returned. In the second part each worker has many
-ranks, and the connections of workers are counted.
+A step lasts from the call of the last rank until all ranks have returned; the processor time of this host meanwhile is
+beside it, for on many hosts it is spent side by side. In the second part each worker has many ranks, and the connections
+of workers are counted.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ ROUNDS = 3
 GOAL_SECONDS = 0.5
 MOST_LINKS = 32  # of a worker to others; the goal
 _PROCESSES = 8  # of ranks, which are threads there
-_APART_SECONDS = 1.0  # by which the last rank comes later than the others
+_APART_SECONDS = 0.5  # by which the last rank comes later than the others: before workers report that they wait
 _PATIENCE = 60.0
 _ESTABLISHED = "01"  # in /proc/net/tcp
+_TICKS = os.sysconf("SC_CLK_TCK")
 STEPS = ("join", "first sum", "leave", "rejoin without it", "join again")
 
 Span = tuple[float, float]  # call and return
@@ -45,9 +47,10 @@ _barrier: multiprocessing.synchronize.Barrier
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """By step, seconds of each round; and the most connections between workers that one of them had."""
+    """By step, seconds of each round, and of processor time; and the most connections between workers that one had."""
 
     seconds: dict[str, list[float]]
+    busy: dict[str, list[float]]
     links: int
 
 
@@ -69,7 +72,14 @@ def main() -> None:
 def lines(workers: int, ranks: int, alone: Steps, many: Steps) -> list[Line]:
     """What is held against the goals. Pure."""
     found = [
-        Line(f"{workers} workers, a rank each: {step}", statistics.median(seconds), "≤", GOAL_SECONDS, "s")
+        Line(
+            f"{workers} workers, a rank each: {step}",
+            statistics.median(seconds),
+            "≤",
+            GOAL_SECONDS,
+            "s",
+            note=f"{statistics.median(alone.busy[step]):.2f} s of processor time",
+        )
         for step, seconds in alone.seconds.items()
         if step != "first sum"
     ]
@@ -90,7 +100,11 @@ def measure(addresses: Sequence[str], ranks_per_worker: int, rounds: int) -> Ste
         step: [elapsed([rank[step][number] for rank in spans if rank[step][number]]) for number in range(rounds)]
         for step in STEPS
     }
-    return Steps(seconds, max(int(rank["links"][0][0]) for rank in spans if rank["links"]))
+    busy = {
+        step: next([after - before for before, after in rank[f"{step}: busy"]] for rank in spans if rank["links"])
+        for step in STEPS
+    }
+    return Steps(seconds, busy, max(int(rank["links"][0][0]) for rank in spans if rank["links"]))
 
 
 def elapsed(spans: Sequence[Span]) -> float:
@@ -110,17 +124,22 @@ def run_ranks(addresses: Sequence[str], ranks: Sequence[int], size: int, rounds:
 
 
 def run_rank(address: str, rank: int, size: int, rounds: int) -> dict[str, list[Span]]:
-    spans: dict[str, list[Span]] = {step: [] for step in (*STEPS, "links")}
+    spans: dict[str, list[Span]] = {name: [] for step in STEPS for name in (step, f"{step}: busy")} | {"links": []}
     last = rank == size - 1
 
-    def timed(step: str, act: Callable[[], object]) -> None:
-        """All begin together, but for the last rank, which comes when the others wait."""
+    def timed(step: str, act: Callable[[], object], comes: bool = True, apart: bool = True) -> None:
+        """All that come begin together, but for the last rank, which comes `apart`, when the others wait."""
         _barrier.wait(_PATIENCE)
-        if last:
+        before = read_busy_seconds() if rank == 0 else 0.0
+        if last and apart:
             time.sleep(_APART_SECONDS)
         called = time.monotonic()
-        act()
+        if comes:
+            act()
         spans[step].append((called, time.monotonic()))
+        _barrier.wait(_PATIENCE)
+        if rank == 0:
+            spans[f"{step}: busy"].append((before, read_busy_seconds()))
 
     with cd.connect(address) as session:
         for number in range(rounds):
@@ -132,11 +151,7 @@ def run_rank(address: str, rank: int, size: int, rounds: int) -> dict[str, list[
                 spans["links"].append((float(count_links()), 0.0))
 
             timed("leave", group.leave if last else partial(hear_of_departure, group))
-            _barrier.wait(_PATIENCE)
-            called = time.monotonic()
-            if not last:
-                group.rejoin(size - 1)
-            spans["rejoin without it"].append((called, time.monotonic()))
+            timed("rejoin without it", partial(group.rejoin, size - 1), comes=not last, apart=False)
             timed("join again", partial(group.rejoin, size))
             _barrier.wait(_PATIENCE)
             group.leave()
@@ -154,6 +169,12 @@ def hear_of_departure(group: cd.Group) -> None:
     except cd.errors.AbortedError:
         return
     raise AssertionError("a barrier without its last rank")
+
+
+def read_busy_seconds() -> float:
+    """Processor time of this host since its start, without what it idled or waited for disks."""
+    user, nice, system = Path("/proc/stat").read_text().split()[1:4]
+    return (int(user) + int(nice) + int(system)) / _TICKS
 
 
 def count_links() -> int:

@@ -16,7 +16,6 @@ from collectived_proto.report.phrases import peer_text
 from collectived_proto.types import ANY_SOURCE, Report, ReportKind, Verdict, unscoped_name
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.failure import local_verdict
-from collectived_runtime.engine.run.links import LEFT_TEXT
 from collectived_runtime.engine.submit.tracker import Instance, InstanceTracker, receives_from_all
 from collectived_runtime.logs import log_fields, verdict_fields
 from collectived_runtime.transport.link import LinkBroken, LinkRefused
@@ -28,6 +27,9 @@ _EARLY_SECONDS = 0.05  # by which a deadline may be taken for passed before it h
 _ANY = -1  # whatever instance comes next
 DECIDE_ALONE_SECONDS = 0.1  # how long a group loop waits for the coordinator's verdict before it decides for itself
 DECIDE_ALONE_STEPS = 2  # with those of a listening fewer than a client's, which is to be late no less often
+DECIDE_ALONE_WORKER_SECONDS = (
+    0.00025  # the same for each worker of the group: the coordinator tells one after the other
+)
 MISMATCH_DECIDE_ALONE_SECONDS = 1.0  # the same where nothing but the truth about who differs is waited for
 REFUSED_DECIDE_ALONE_SECONDS = 1.0  # the same where the coordinator finds out whether the worker at the other end lives
 NCCL_DECIDE_ALONE_SECONDS = (
@@ -48,6 +50,21 @@ class CoordinatorAccess:
     report: Callable[[Report], None]
     worker_timeout: float = 10.0
     is_connected: Callable[[], bool] = lambda: True
+
+
+@dataclass(slots=True)
+class _Departure:
+    """A rank that has left in order, of which the coordinator has said nothing yet.
+
+    Attributes:
+        patience: with the coordinator, until it is looked whether that is still there.
+        give_up_at: when this worker decides alone, though the coordinator is there.
+        is_asked: whether a send or receive waits for the rank.
+    """
+
+    patience: Patience
+    give_up_at: float
+    is_asked: bool = False
 
 
 class FaultReporter:
@@ -85,9 +102,7 @@ class FaultReporter:
         self._departed_from: dict[
             int, int
         ] = {}  # ranks known to have left in order, and the first instance without them
-        self._pending_departures: dict[
-            int, tuple[Patience, bool]
-        ] = {}  # of these: until when the coordinator may say so, and whether a post waits
+        self._pending_departures: dict[int, _Departure] = {}  # of these, by rank
 
     def report_fault(self, kind: ReportKind, instance: int, *, rank: int = 0, worker: int = 0, text: str = "") -> None:
         """Reports what needs a verdict."""
@@ -154,13 +169,13 @@ class FaultReporter:
         """A send or recv of `rank` has waited for `peer` beyond its deadline."""
         report = self._tracker.make_report(ReportKind.OVERDUE, -1, rank=rank, text=text, timeout=timeout)
         report = replace(report, peer=peer)
-        self._pending_decisions.setdefault(_ANY, (_wait_for_coordinator(), report))
+        self._pending_decisions.setdefault(_ANY, (self._await_coordinator(DECIDE_ALONE_SECONDS), report))
         self._send_report(report)
 
     def report_unclaimed(self, rank: int, peer: int, text: str) -> None:
         """There is no memory for what rank `peer` has sent to `rank`, which has not asked for it."""
         report = replace(self._tracker.make_report(ReportKind.UNCLAIMED, -1, rank=rank, text=text), peer=peer)
-        self._pending_decisions.setdefault(_ANY, (_wait_for_coordinator(), report))
+        self._pending_decisions.setdefault(_ANY, (self._await_coordinator(DECIDE_ALONE_SECONDS), report))
         self._send_report(report)
 
     def report_unanswered(self, rank: int, peer: int, waited: float, text: str) -> None:
@@ -216,8 +231,8 @@ class FaultReporter:
         self._send_report(self._record_departure(self._tracker.make_report(ReportKind.LEFT, last, rank=rank)))
 
     def report_worker_left(self, task: int, instance: int) -> None:
-        """A worker has said goodbye, which this instance waits for: all its ranks have left in order."""
-        self._send_report(self._tracker.make_report(ReportKind.LINK, instance, worker=task, text=LEFT_TEXT))
+        """A worker has said goodbye, which this instance waits for: all its ranks have left in order, as it tells the
+        coordinator itself."""
         self._add_departures(self._find_ranks(task), instance)
 
     def mark_worker_gone(self, task: int) -> None:
@@ -236,19 +251,26 @@ class FaultReporter:
             return
         if peer not in self._departed_from or self._is_announced(peer):
             return
-        patience, asked = self._pending_departures.get(peer, (_wait_for_coordinator(), False))
-        self._pending_departures[peer] = patience, True
-        if not asked:
+        departure = self._pending_departures.setdefault(peer, self._await_departure())
+        if not departure.is_asked:
+            departure.is_asked = True
             self._send_report(
                 replace(self._tracker.make_report(ReportKind.UNANSWERED, -1, rank=rank, text=text), peer=peer)
             )
 
+    def _await_departure(self) -> _Departure:
+        return _Departure(self._await_coordinator(DECIDE_ALONE_SECONDS), time.monotonic() + self._lost_after)
+
+    def _await_coordinator(self, seconds: float) -> Patience:
+        """From now on. Whoever gives up too soon dials all the others, who do the same."""
+        all_told = seconds + DECIDE_ALONE_WORKER_SECONDS * len(self.topology.peers)
+        return Patience(all_told, time.monotonic(), DECIDE_ALONE_STEPS)
+
     def _add_departures(self, ranks: Iterable[int], first: int) -> None:
-        patience = _wait_for_coordinator()
         for rank in ranks:
             self._departed_from[rank] = min(first, self._departed_from.get(rank, first))
             if self._tracker.find_verdict(first) is None:
-                self._pending_departures.setdefault(rank, (patience, False))
+                self._pending_departures.setdefault(rank, self._await_departure())
 
     def _find_ranks(self, task: int) -> tuple[int, ...]:
         return next(peer.ranks for peer in self.topology.peers if peer.task == task)
@@ -259,18 +281,24 @@ class FaultReporter:
         return any(not verdict.orderly or rank in [one.rank for one in verdict.missing] for verdict in known)
 
     def _decide_departures(self, now: float) -> None:
-        """Says which ranks have left, where the coordinator has not: those before the same instance together."""
-        due = [(rank, post) for rank, (patience, post) in self._pending_departures.items() if patience.is_over(now)]
+        """Says which ranks have left, where the coordinator has not: those before the same instance together.
+
+        Who leaves harms nobody: a coordinator that is there and only late is waited for.
+        """
+        due = [(rank, one) for rank, one in self._pending_departures.items() if one.patience.is_over(now)]
         together: dict[int, list[int]] = {}
-        for rank, post in due:
-            del self._pending_departures[rank]
+        for rank, departure in due:
             first = self._departed_from[rank]
             # What has been said of letters alone does not reach those who wait for an instance.
             waits = (
                 self._tracker.find_verdict(first) is None
                 if first < messages.P2P_BASE
-                else post and not self._is_announced(rank)
+                else departure.is_asked and not self._is_announced(rank)
             )
+            if waits and self._is_connected() and now < departure.give_up_at:
+                departure.patience = self._await_coordinator(DECIDE_ALONE_SECONDS)
+                continue
+            del self._pending_departures[rank]
             if waits:
                 together.setdefault(first, []).append(rank)
         for first, ranks in sorted(together.items()):
@@ -321,7 +349,7 @@ class FaultReporter:
         """When `on_timer` has something to do; inf where nothing is to come."""
         due = self._tracker.next_deadline()
         if self._pending_departures:
-            due = min(due, *(patience.at for patience, _ in self._pending_departures.values()))
+            due = min(due, *(one.patience.at for one in self._pending_departures.values()))
         if self._pending_decisions:
             due = min(due, *(patience.at for patience, _ in self._pending_decisions.values()))
         return due
@@ -350,7 +378,7 @@ class FaultReporter:
         first = report.instance + 1 if report.kind is ReportKind.LOST else max(0, report.instance)
         known = self._tracker.find_verdict(first)
         if known is None or known.orderly:
-            patience, counts = _wait_for_coordinator(self._decision_delay(report)), report
+            patience, counts = self._await_coordinator(self._decision_delay(report)), report
             if first in self._pending_decisions:
                 earlier_patience, earlier = self._pending_decisions[first]
                 patience = min(earlier_patience, patience, key=lambda one: one.end)
@@ -415,11 +443,6 @@ class FaultReporter:
                 seconds=round(now - instance.first_arrival.arrived_at, 3),
             ),
         )
-
-
-def _wait_for_coordinator(seconds: float | None = None) -> Patience:
-    """From now on."""
-    return Patience(DECIDE_ALONE_SECONDS if seconds is None else seconds, time.monotonic(), DECIDE_ALONE_STEPS)
 
 
 def _is_more_specific(report: Report, earlier: Report) -> bool:

@@ -142,7 +142,7 @@ def test_without_a_coordinator_a_lost_sender_ends_a_recv(world: Any, hosts: Any)
 
 
 def test_without_a_coordinator_a_peer_that_has_left_is_not_waited_for(world: Any) -> None:
-    here = world(1, 1)
+    here = world(1, 1, connected=False)
     for rank in here.ranks:
         rank.submit()
     for rank in here.ranks:
@@ -166,7 +166,7 @@ def left(verdict: Verdict) -> list[int]:
 
 @pytest.mark.parametrize("waits", [True, False], ids=["who waits came before", "and after"])
 def test_without_a_coordinator_a_rank_that_left_the_same_worker_is_not_waited_for(world: Any, waits: bool) -> None:
-    here = world(2)
+    here = world(2, connected=False)
     for rank in here.ranks:
         rank.submit()
     for rank in here.ranks:
@@ -182,7 +182,7 @@ def test_without_a_coordinator_a_rank_that_left_the_same_worker_is_not_waited_fo
 
 
 def test_without_a_coordinator_what_a_rank_submitted_before_it_left_completes(world: Any) -> None:
-    here = world(2)
+    here = world(2, connected=False)
     here.ranks[1].submit()
     leave(here.ranks[1])
     assert here.report(ReportKind.LEFT).instance == 0
@@ -193,7 +193,7 @@ def test_without_a_coordinator_what_a_rank_submitted_before_it_left_completes(wo
 
 
 def test_without_a_coordinator_a_worker_says_which_of_its_ranks_has_left_while_others_stay(world: Any) -> None:
-    here = world(1, 2)
+    here = world(1, 2, connected=False)
     here.ranks[0].submit()
     leave(here.ranks[2])
     _, verdict = here.ranks[0].failed()
@@ -247,10 +247,10 @@ def test_without_a_coordinator_recvs_from_ranks_that_left_fail_and_others_go_on(
 
 
 @pytest.mark.parametrize("mail", ["to it", "from it"])
-def test_without_a_coordinator_sends_and_recvs_fail_when_a_worker_with_which_they_had_mail_has_parted(
+def test_with_a_silent_coordinator_sends_and_recvs_fail_when_a_worker_with_which_they_had_mail_has_parted(
     world: Any, mail: str
 ) -> None:
-    here = world(1, 1)  # whose group loops think that the coordinator says what is to be said
+    here = world(1, 1, lost_after=0.5)  # with a coordinator that is there, and silent
     stays, goes = here.ranks
     sender, receiver = (stays, goes) if mail == "to it" else (goes, stays)
     sender.post(Send(receiver.rank), np.arange(3, dtype=np.float32))
@@ -288,10 +288,10 @@ def test_a_worker_that_the_coordinator_gave_up_hears_of_it_from_the_others(world
 
 
 @pytest.mark.parametrize("posts", [False, True])
-def test_without_a_coordinator_an_instance_after_letters_hears_too_that_a_worker_has_parted(
+def test_with_a_silent_coordinator_an_instance_after_letters_hears_too_that_a_worker_has_parted(
     world: Any, posts: bool
 ) -> None:
-    here = world(1, 1)
+    here = world(1, 1, lost_after=0.5)
     stays, goes = here.ranks
     for rank in here.ranks:
         rank.submit()
@@ -311,7 +311,7 @@ def test_without_a_coordinator_an_instance_after_letters_hears_too_that_a_worker
 
 
 def test_a_departure_that_a_worker_decides_alone_does_not_outrun_what_the_coordinator_has_said(world: Any) -> None:
-    here = world(1, 1)
+    here = world(1, 1, connected=False)
     here.group_loops[1].apply_verdict(
         here.verdict(Code.ABORTED, message="the coordinator's word")
     )  # the other one has not heard it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from collectived_proto.types import (
@@ -85,14 +87,25 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return fake
 
 
-def make_reporter(ranks_here: tuple[int, ...], decided: list[Verdict]) -> FaultReporter:
-    members = tuple(Member(rank, f"CPU:{rank}", 0, "host0", 70 + rank) for rank in range(8))
+LOST_AFTER = 10.0
+
+
+def make_reporter(
+    ranks_here: tuple[int, ...],
+    decided: list[Verdict],
+    is_connected: Callable[[], bool] = lambda: True,
+    workers: int = 2,
+) -> FaultReporter:
+    size = max(8, workers)
+    members = tuple(Member(rank, f"CPU:{rank}", 0, "host0", 70 + rank) for rank in range(size))
     group = GroupInfo("job/train", 7, 100, members)
-    elsewhere = tuple(rank for rank in range(8) if rank not in ranks_here)
-    peers = (Peer(0, "i", "host0", "h:1", ranks_here), Peer(1, "i", "host1", "h:2", elsewhere))
+    elsewhere = [rank for rank in range(size) if rank not in ranks_here]
+    shares = [tuple(elsewhere[first :: workers - 1]) for first in range(workers - 1)]
+    peers = tuple(Peer(task, "i", f"host{task}", "h:1", ranks) for task, ranks in enumerate([ranks_here, *shares]))
     topology = GroupTopology.from_peers(group, peers, 0, ())
     tracker = InstanceTracker(7, 100, ranks_here, 1.0, 100.0)
-    return FaultReporter(topology, tracker, "worker 0", CoordinatorAccess(lambda report: None), decided.append)
+    coordinator = CoordinatorAccess(lambda report: None, LOST_AFTER, is_connected)
+    return FaultReporter(topology, tracker, "worker 0", coordinator, decided.append)
 
 
 def step(reporter: FaultReporter, clock: Clock) -> None:
@@ -121,3 +134,38 @@ def test_ranks_that_left_with_their_worker_are_told_together(clock: Clock) -> No
     while not decided:
         step(reporter, clock)
     assert [[member.rank for member in verdict.missing] for verdict in decided] == [list(range(1, 8))]
+
+
+def test_of_a_departure_a_coordinator_that_is_there_is_waited_for_until_it_would_be_taken_for_lost(
+    clock: Clock,
+) -> None:
+    decided: list[Verdict] = []
+    reporter = make_reporter((0,), decided)
+    begin = clock.now
+    reporter.report_worker_left(1, 0)
+    while not decided:
+        step(reporter, clock)
+    assert LOST_AFTER <= clock.now - begin <= LOST_AFTER + 2 * DECIDE_ALONE_SECONDS
+
+
+def test_of_a_departure_a_worker_decides_alone_as_soon_as_it_knows_that_the_coordinator_has_gone(clock: Clock) -> None:
+    decided: list[Verdict] = []
+    gone_at = clock.now + 1.0
+    reporter = make_reporter((0,), decided, lambda: clock.now < gone_at)
+    reporter.report_worker_left(1, 0)
+    while not decided:
+        step(reporter, clock)
+    assert gone_at <= clock.now <= gone_at + 2 * DECIDE_ALONE_SECONDS
+
+
+@pytest.mark.parametrize(("workers", "seconds"), [(2, 0.1005), (1024, 0.356)])
+def test_of_a_fault_a_coordinator_that_has_many_workers_to_tell_is_given_more_time(
+    workers: int, seconds: float, clock: Clock
+) -> None:
+    decided: list[Verdict] = []
+    reporter = make_reporter((0,), decided, workers=workers)
+    begin = clock.now
+    reporter.report_fault(ReportKind.LOST, -1, rank=0)
+    while not decided:
+        step(reporter, clock)
+    assert clock.now - begin == pytest.approx(seconds)
