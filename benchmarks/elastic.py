@@ -2,8 +2,8 @@
 
 Every worker is a daemon of its own on this host, and all of them share its processors with the processes of the ranks.
 A step lasts from the call of the last rank until all ranks have returned; the processor time of this host meanwhile is
-beside it, for on many hosts it is spent side by side. In the second part each worker has many ranks, and the connections
-of workers are counted.
+beside it, for on many hosts it is spent side by side. In the second part each worker has many ranks, and connections of
+workers are counted.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def run_ranks(addresses: Sequence[str], ranks: Sequence[int], size: int, rounds:
 
 
 def run_rank(address: str, rank: int, size: int, rounds: int) -> dict[str, list[Span]]:
-    spans: dict[str, list[Span]] = {name: [] for step in STEPS for name in (step, f"{step}: busy")} | {"links": []}
+    names = [name for step in STEPS for name in (step, f"{step}: busy")]
+    spans: dict[str, list[Span]] = {name: [] for name in (*names, "links")}
     last = rank == size - 1
 
     def timed(step: str, act: Callable[[], object], comes: bool = True, apart: bool = True) -> None:

@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from hashlib import sha256
 from itertools import islice, takewhile
@@ -157,25 +157,31 @@ class ConnectionServer:
             )
         )
 
-    def expect_link(self, key: LinkKey, arrived: Callable[[Link], None]) -> None:
-        """Hands the link that a peer dials for `key` to `arrived`, at once if it is here already.
+    def expect_links(self, keys: Sequence[LinkKey], arrived: Callable[[Link], None]) -> None:
+        """Hands the links that peers dial for these keys to `arrived`, at once those that are here already.
 
         From here on links of that generation may come before they are expected, and wait until `discard_generation`.
+
+        Args:
+            keys: of one generation.
         """
 
         def enter() -> None:
-            if key[:2] not in self._live_generations:
-                self._live_generations.add(key[:2])
+            generation = keys[0][:2]
+            if generation not in self._live_generations:
+                self._live_generations.add(generation)
                 self._early_links |= {
-                    k: (math.inf, link) for k, (_, link) in self._early_links.items() if k[:2] == key[:2]
+                    k: (math.inf, link) for k, (_, link) in self._early_links.items() if k[:2] == generation
                 }
-            early = self._early_links.pop(key, None)
-            if early is not None:
-                arrived(early[1])
-            else:
-                self._expected[key] = arrived
+            for key in keys:
+                early = self._early_links.pop(key, None)
+                if early is not None:
+                    arrived(early[1])
+                else:
+                    self._expected[key] = arrived
 
-        self._call_soon_threadsafe(enter)
+        if keys:
+            self._call_soon_threadsafe(enter)
 
     def discard_generation(self, key: int, generation: int) -> None:
         """Links of this generation are no longer wanted."""

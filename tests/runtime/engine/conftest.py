@@ -86,13 +86,14 @@ class Exchange:
             arrived(Link(hello.dialler, hello.channel, TcpStream(theirs)))
         call.on_link(Link(hello.acceptor, hello.channel, TcpStream(mine)))
 
-    def expect_link(self, key: LinkKey, arrived: Callable[[Link], None]) -> None:
-        with self._board.lock:
-            early = self._board.dialled.pop((self._task, key), None)
-            if early is None:
-                self._board.expected[self._task, key] = arrived
-        if early is not None:
-            arrived(Link(key[2], key[3], TcpStream(early)))
+    def expect_links(self, keys: Sequence[LinkKey], arrived: Callable[[Link], None]) -> None:
+        for key in keys:
+            with self._board.lock:
+                early = self._board.dialled.pop((self._task, key), None)
+                if early is None:
+                    self._board.expected[self._task, key] = arrived
+            if early is not None:
+                arrived(Link(key[2], key[3], TcpStream(early)))
 
     def discard_generation(self, key: int, generation: int) -> None:
         pass

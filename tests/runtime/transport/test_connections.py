@@ -101,7 +101,7 @@ def test_nobody_else_may_come_before_a_worker_says_who_may() -> None:
 
 
 def test_a_link_arrives_on_both_sides_and_carries_bytes(place: Place) -> None:
-    place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[1].expect_links([(7, 100, 0, 3)], lambda link: place.arrived.put(("accepted", link)))
     place.workers[0].dial(place.call())
     links = dict(place.next() for _ in range(2))
     assert (links["dialled"].peer, links["accepted"].peer) == (1, 0)
@@ -118,7 +118,7 @@ def test_a_link_that_comes_before_it_is_expected_waits(place: Place) -> None:
     place.workers[0].dial(place.call())
     kind, mine = place.next()
     assert kind == "dialled"
-    place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[1].expect_links([(7, 100, 0, 3)], lambda link: place.arrived.put(("accepted", link)))
     kind, theirs = place.next()
     assert kind == "accepted"
     mine.close()
@@ -163,7 +163,7 @@ def test_who_dials_without_a_secret_proves_nothing_and_says_so(place: Place) -> 
 
 def test_a_replayed_proof_opens_nothing(place: Place) -> None:
     said = LinkHello(0, 1, 7, 100, 3, bytes(NONCE_BYTES)).encode()
-    place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[1].expect_links([(7, 100, 0, 3)], lambda link: place.arrived.put(("accepted", link)))
     overheard = proof(SECRET, "dial", said, bytes(NONCE_BYTES))  # right for another nonce of the acceptor
     with socket.create_connection(("127.0.0.1", place.workers[1].link_port), timeout=10) as guest:
         guest.sendall(said)
@@ -253,7 +253,7 @@ def test_a_client_of_no_version_that_we_speak_is_told_so_and_shown_out(place: Pl
 
 
 def test_a_link_of_a_worker_of_the_first_protocol_arrives(place: Place) -> None:
-    place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[1].expect_links([(7, 100, 0, 3)], lambda link: place.arrived.put(("accepted", link)))
     with socket.create_connection(("127.0.0.1", place.workers[1].link_port), timeout=10) as guest:
         guest.sendall(OLDEST_LINK)
         answer = guest.recv(ANSWER_BYTES, socket.MSG_WAITALL)
@@ -310,13 +310,13 @@ def test_a_link_of_a_generation_that_lives_waits_as_long_as_it_must(monkeypatch:
     place = Place()
     acceptor = place.workers[1]
     try:
-        acceptor.expect_link((7, 100, 0, 9), lambda link: link.close())  # of another channel: so the generation lives
+        acceptor.expect_links([(7, 100, 0, 9)], lambda link: link.close())  # so the generation lives
         place.workers[0].dial(place.call())
         kind, mine = place.next()
         assert kind == "dialled"
         with pytest.raises(queue.Empty):
             place.arrived.get(timeout=0.2)  # four times as long as others may wait
-        acceptor.expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+        acceptor.expect_links([(7, 100, 0, 3)], lambda link: place.arrived.put(("accepted", link)))
         kind, theirs = place.next()
         assert kind == "accepted" and mine.send([b"x"]) == 1
         mine.close()
@@ -326,7 +326,7 @@ def test_a_link_of_a_generation_that_lives_waits_as_long_as_it_must(monkeypatch:
 
 
 def test_when_a_generation_ends_links_that_nobody_expected_are_closed(place: Place) -> None:
-    place.workers[1].expect_link((7, 100, 0, 9), lambda link: link.close())
+    place.workers[1].expect_links([(7, 100, 0, 9)], lambda link: link.close())
     place.workers[0].dial(place.call())
     _, mine = place.next()
     place.workers[1].discard_generation(7, 100)
@@ -344,7 +344,7 @@ def test_of_two_early_links_of_one_key_the_older_is_closed_and_the_later_serves(
     with pytest.raises(LinkBroken):
         while not older.recv_into(memoryview(bytearray(1))):
             assert select.select([older.stream], [], [], 10)[0], "it was left open"
-    place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[1].expect_links([(7, 100, 0, 3)], lambda link: place.arrived.put(("accepted", link)))
     kind, theirs = place.next()
     assert kind == "accepted" and theirs.send([b"x"]) == 1
     assert select.select([later.stream], [], [], 10)[0] and later.recv_into(memoryview(bytearray(1))) == 1
@@ -361,7 +361,7 @@ def test_an_address_that_is_none_is_a_reason_and_the_next_call_gets_through(
     place.workers[0].dial(call)
     what, (peer, why) = place.arrived.get(timeout=30)
     assert (what, peer) == ("failed", 1) and f"{address[0]}:{address[1]}" in str(why)
-    place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[1].expect_links([(7, 100, 0, 3)], lambda link: place.arrived.put(("accepted", link)))
     place.workers[0].dial(place.call())
     both = dict((place.next(), place.next()))
     assert sorted(both) == ["accepted", "dialled"]
@@ -372,7 +372,7 @@ def test_an_address_that_is_none_is_a_reason_and_the_next_call_gets_through(
 def test_a_host_that_is_named_is_dialled(place: Place) -> None:
     call = place.call()
     call.address = ("localhost", call.address[1])
-    place.workers[1].expect_link((7, 100, 0, 3), lambda link: place.arrived.put(("accepted", link)))
+    place.workers[1].expect_links([(7, 100, 0, 3)], lambda link: place.arrived.put(("accepted", link)))
     place.workers[0].dial(call)
     both = dict((place.next(), place.next()))
     assert sorted(both) == ["accepted", "dialled"]
@@ -382,7 +382,7 @@ def test_a_host_that_is_named_is_dialled(place: Place) -> None:
 
 def arrives(place: Place, key: tuple[int, int, int, int] = (7, 100, 0, 3)) -> bool:
     """Whether a link comes about in both connection servers."""
-    place.workers[1].expect_link(key, lambda link: place.arrived.put(("accepted", link)))
+    place.workers[1].expect_links([key], lambda link: place.arrived.put(("accepted", link)))
     place.workers[0].dial(place.call(channel=key[3]))
     both = dict((place.next(), place.next()))
     for link in both.values():
@@ -396,7 +396,7 @@ def test_links_come_by_either_version_of_ip(tmp_path: Path, host: str) -> None:
     arrived: queue.Queue[Any] = queue.Queue()
     try:
         hello = LinkHello(0, 1, 7, 100, 3, os.urandom(NONCE_BYTES))
-        worker.expect_link((7, 100, 0, 3), arrived.put)
+        worker.expect_links([(7, 100, 0, 3)], arrived.put)
         worker.dial(DialRequest((host, worker.link_port), hello, arrived.put, arrived.put))
         links = [arrived.get(timeout=10) for _ in range(2)]
         assert all(isinstance(link, Link) for link in links), links
@@ -481,7 +481,7 @@ def test_a_caller_that_fails_when_its_link_is_there_costs_nobody_else_theirs(
     kind, mine = place.next()
     while not place.workers[1]._early_links:  # so that it is handed over where it is asked for
         select.select([], [], [], 0.001)
-    place.workers[1].expect_link((7, 100, 0, 3), unlucky)
+    place.workers[1].expect_links([(7, 100, 0, 3)], unlucky)
     assert kind == "dialled" and arrives(place, (7, 100, 0, 4))
     assert "the connection server goes on without what has failed" in caplog.text and "planted" in caplog.text
     mine.close()

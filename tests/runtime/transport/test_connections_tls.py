@@ -67,7 +67,7 @@ def link(dialler: ConnectionServer, acceptor: ConnectionServer) -> tuple[Any, An
     """What came of a link between the two: what was dialled or why not, and what was accepted if anything."""
     dialled: queue.Queue[Any] = queue.Queue()
     accepted: queue.Queue[Link] = queue.Queue()
-    acceptor.expect_link(KEY, accepted.put)
+    acceptor.expect_links([KEY], accepted.put)
     hello = LinkHello(0, 1, 7, 100, 3, os.urandom(NONCE_BYTES))
     address = ("127.0.0.1", acceptor.link_port)
     dialler.dial(DialRequest(address, hello, dialled.put, lambda error: dialled.put(str(error))))

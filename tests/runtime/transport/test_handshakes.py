@@ -104,7 +104,7 @@ def test_the_expected_come_in_while_others_are_silent(make: Callable[..., Place]
     place.reception.admit(token, arrived.put)
     place.knock().send(messages.encode_hello(token))
     arrived.get(timeout=20).close()
-    place.reception.expect_link((7, 8, 1, 0), arrived.put)
+    place.reception.expect_links([(7, 8, 1, 0)], arrived.put)
     guest, said = place.dial(), LinkHello(1, 0, 7, 8, 0, os.urandom(NONCE_BYTES)).encode()
     guest.sendall(said)
     nonce = guest.recv(ANSWER_BYTES, socket.MSG_WAITALL)[:NONCE_BYTES]

@@ -142,7 +142,7 @@ class Workers:
         self.relays.append(relay)
 
         def accept(link: Link) -> None:
-            self.servers[1].expect_link((KEY, GENERATION, 0, channel), self._keep)
+            self.servers[1].expect_links([(KEY, GENERATION, 0, channel)], self._keep)
             self._give_back(1, link)
 
         def dialled(link: Link) -> None:
@@ -150,7 +150,7 @@ class Workers:
             # When it is kept: until the other side has said goodbye, too, another one would be dialled.
             self._dial(channel, relay, lambda link: self._end(channel, link), KEPT_SECONDS)
 
-        self.servers[1].expect_link((KEY, GENERATION, 0, channel), accept)
+        self.servers[1].expect_links([(KEY, GENERATION, 0, channel)], accept)
         self._dial(channel, relay, dialled)
         return relay
 

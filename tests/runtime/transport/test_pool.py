@@ -53,7 +53,7 @@ class Pair:
         self.generation += 1
         self.dial(incarnation)
         accepted: queue.Queue[Link] = queue.Queue()
-        self.workers[1].expect_link((KEY, self.generation, 0, CHANNEL), accepted.put)
+        self.workers[1].expect_links([(KEY, self.generation, 0, CHANNEL)], accepted.put)
         mine = self.arrived.get(timeout=10)
         assert isinstance(mine, Link), mine
         self.links += [mine, accepted.get(timeout=10)]
@@ -243,7 +243,7 @@ def test_one_on_which_a_hello_is_said_again_is_not_the_one_that_goes(
     worker = plain.workers[1]
     hellos = [LinkHello(0, 1, KEY, number, CHANNEL, os.urandom(NONCE_BYTES)).encode() for number in (100, 101, 102)]
     for number in (100, 101, 102):
-        worker.expect_link((KEY, number, 0, CHANNEL), plain.arrived.put)
+        worker.expect_links([(KEY, number, 0, CHANNEL)], plain.arrived.put)
     port = ("127.0.0.1", worker.link_port)
     with socket.create_connection(port, 10) as first, socket.create_connection(port, 10) as second:
 
@@ -284,7 +284,7 @@ def test_a_hello_that_comes_together_with_the_farewell_is_heard(plain: Pair) -> 
     worker = plain.workers[1]
     hellos = [LinkHello(0, 1, KEY, number, CHANNEL, os.urandom(NONCE_BYTES)).encode() for number in (100, 101)]
     for number in (100, 101):
-        worker.expect_link((KEY, number, 0, CHANNEL), plain.arrived.put)
+        worker.expect_links([(KEY, number, 0, CHANNEL)], plain.arrived.put)
     with socket.create_connection(("127.0.0.1", worker.link_port), 10) as dialler:
 
         def proved(said: bytes) -> Link:

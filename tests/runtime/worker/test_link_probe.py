@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -168,7 +168,7 @@ def test_a_call_that_fails_is_told_once(ends: tuple[socket.socket, socket.socket
         def dial(self, call: DialRequest) -> None:
             call.on_failure(LinkBroken("no route", call.hello.acceptor))
 
-        def expect_link(self, key: tuple[int, int, int, int], arrived: Callable[[Link], None]) -> None:
+        def expect_links(self, keys: Sequence[tuple[int, int, int, int]], arrived: Callable[[Link], None]) -> None:
             raise AssertionError("probes are dialled")
 
         def release_link(self, link: Link, farewell: bytes) -> None:

@@ -10,7 +10,7 @@ import functools
 import math
 import os
 import select
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,7 +39,7 @@ class LinkProvider(Protocol):
 
     def dial(self, call: DialRequest) -> None: ...
 
-    def expect_link(self, key: LinkKey, arrived: Callable[[Link], None]) -> None: ...
+    def expect_links(self, keys: Sequence[LinkKey], arrived: Callable[[Link], None]) -> None: ...
 
     def discard_generation(self, key: int, generation: int) -> None: ...
 
@@ -329,4 +329,4 @@ class Links:
                 DialRequest(get_peer_address(peer), hello, arrived, failed, incarnation=peer.incarnation)
             )
         else:
-            self._link_provider.expect_link((key, self._generation, peer.task, channel), arrived)
+            self._link_provider.expect_links([(key, self._generation, peer.task, channel)], arrived)

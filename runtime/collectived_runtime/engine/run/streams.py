@@ -159,9 +159,9 @@ class SendStream:
 def accept_links(network: PeerNetwork, channel: int, come: Callable[[Link], None]) -> None:
     """Hands the links that peers dial on this channel to `come`, in another thread."""
     topology = network.topology
-    for place, peer in enumerate(topology.peers):
-        if place != topology.place:
-            network.link_provider.expect_link((topology.group.key, network.generation, peer.task, channel), come)
+    others = [peer.task for place, peer in enumerate(topology.peers) if place != topology.place]
+    keys = [(topology.group.key, network.generation, task, channel) for task in others]
+    network.link_provider.expect_links(keys, come)
 
 
 def make_dialer(
