@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from benchmarks.environments import ROOT
 from benchmarks.paced_hosts import paced_hosts
 from benchmarks.page import write
 from benchmarks.verdicts import Line, table
+from collectived_native.cores import count_cores
 from collectived_proto.types import Peer, Tier, select_tier
 from collectived_runtime.coordinator.core.tuning import CANDIDATES, make_table
 from collectived_runtime.coordinator.files import read_tables
@@ -59,6 +60,7 @@ class Cell:
     Attributes:
         seconds: of each contestant that was measured; medians.
         auto, tuned: what AUTO takes by the model, and by measured links.
+        crowd: workers per processor of this machine.
     """
 
     link: str
@@ -67,6 +69,7 @@ class Cell:
     seconds: Mapping[Contestant, float]
     auto: Contestant
     tuned: Contestant
+    crowd: float = 1.0
 
     @property
     def best(self) -> Contestant:
@@ -132,7 +135,8 @@ def predict(cells: Sequence[Cell]) -> list[tuple[Cell, float]]:
         for cell in known:
             if cell not in (pair[0], pair[-1]):
                 name, shards = cell.best
-                question = SimulationSpec((1,) * cell.workers, (cell.nbytes,), (name,), model)
+                crowded = replace(model, crowd=max(1.0, cell.crowd))
+                question = SimulationSpec((1,) * cell.workers, (cell.nbytes,), (name,), crowded)
                 found.append((cell, predict_cost(question, name, cell.nbytes, shards).seconds))
     return found
 
@@ -192,7 +196,8 @@ def name_group(one: Contestant) -> str:
 
 def measure(link: str, workers: int, sizes: Sequence[int]) -> list[Cell]:
     """All sizes over one kind of link."""
-    auto = make_table([Peer(task, "", "", "", (task,)) for task in range(workers)])
+    crowd = workers / count_cores()
+    auto = make_table([Peer(task, "", "", "", (task,)) for task in range(workers)], crowd=crowd)
     contestants = list(dict.fromkeys([*((name, 1) for name in ALGORITHMS), *((t.algorithm, t.shards) for t in auto)]))
     shape = ",".join(["1"] * workers)
     with tempfile.TemporaryDirectory() as folder:
@@ -207,7 +212,8 @@ def measure(link: str, workers: int, sizes: Sequence[int]) -> list[Cell]:
                 running = [pool.submit(run_rank, addresses, rank, names, kept) for rank in range(workers)]
                 by_rank = [one.result() for one in running]
             tuned = read_tables(path)[f"tuned {shape}"]
-    return [make_cell(link, workers, size, by_rank, contestants, auto, tuned) for size in by_rank[0]]
+    cells = [make_cell(link, workers, size, by_rank, contestants, auto, tuned) for size in by_rank[0]]
+    return [replace(cell, crowd=crowd) for cell in cells]
 
 
 def make_cell(

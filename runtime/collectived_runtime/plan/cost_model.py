@@ -5,6 +5,9 @@ A *link class* has a latency and a bandwidth per direction. All participants of 
 *overhead*. Transfer and fold of a round overlap, since the executor works in segments; a round lasts as long as its
 slowest part, and rounds follow each other. This is the Hockney model with the overhead of LogP (R. Hockney, Parallel
 Computing 1994; D. Culler et al., PPoPP 1993).
+
+Where several hosts are workers of one machine with fewer processors, they are *crowded*: what all of them have to do in
+a round is shared out among its processors, and whoever receives has to be woken first.
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ class Model:
         overhead: seconds per message, for its sender and for its receiver.
         fold: bytes folded per second.
         stream: bytes per second that one connection reaches.
+        crowd: workers per processor of the machine on which they are most crowded; 1 where each has its own.
+        wakeup: seconds of processor time per message between workers that are crowded.
+        copied: bytes per second that one processor sends and receives.
     """
 
     across: LinkClass = LinkClass(30e-6, 1.25e9)
@@ -38,6 +44,18 @@ class Model:
     overhead: float = 5e-6
     fold: float = 5e9
     stream: float = 2.5e9
+    crowd: float = 1.0
+    wakeup: float = 15e-6
+    copied: float = 1.4e9
+
+    def message_seconds(self, messages: int, busy: float) -> float:
+        """What messages between hosts cost the host that has so many of them, while the part `busy` of all has some."""
+        return messages * max(1.0, self.crowd * busy) * (self.overhead + (self.wakeup if self.crowd > 1 else 0.0))
+
+    def transfer_seconds(self, sent: float, received: float, busy: float) -> float:
+        """How long bytes between hosts take, of the host that has the most of them."""
+        work = self.crowd * busy * (sent + received) / 2 / self.copied if self.crowd > 1 else 0.0
+        return max(sent / self.across.bandwidth, received / self.across.bandwidth, work)
 
 
 def lower_bound(hosts: Sequence[int], nbytes: int, model: Model) -> float:

@@ -54,7 +54,8 @@ def simulate(
         current = [[(me, next(rest, None)) for me, rest in host] for host in watched]
         if all(moves is None for host in current for _, moves in host):
             break
-        seconds += max(_round(host, home, itemsize, model) for host in current)
+        busy = sum(any(moves for _, moves in host) for host in current) / len(current)
+        seconds += max(_round(host, home, itemsize, model, busy) for host in current)
         rounds += 1
     rate = count * itemsize / seconds if seconds else 0.0
     return Prediction(seconds, rounds, rate, rate * bus_factor(len(home)))
@@ -88,8 +89,10 @@ class _Load:
         self.messages += 1
 
 
-def _round(host: Iterable[tuple[int, WideRound | None]], home: Mapping[int, int], itemsize: int, model: Model) -> float:
-    """Return the seconds that one round keeps one host busy."""
+def _round(
+    host: Iterable[tuple[int, WideRound | None]], home: Mapping[int, int], itemsize: int, model: Model, busy: float
+) -> float:
+    """Return the seconds that one round keeps one host busy, while the part `busy` of all has something to do."""
     shared = _Load()
     slowest = overhead = 0.0
     inside_used = False
@@ -97,10 +100,12 @@ def _round(host: Iterable[tuple[int, WideRound | None]], home: Mapping[int, int]
         own, before = _Load(), shared.messages
         folded = _add(moves or (), me, home, own, shared)
         slowest = max(slowest, own.seconds(model.inside, itemsize), folded * itemsize / model.fold)
-        overhead = max(overhead, model.overhead * (own.messages + shared.messages - before))
+        between = model.message_seconds(shared.messages - before, busy)
+        overhead = max(overhead, model.overhead * own.messages + between)
         inside_used = inside_used or own.messages > 0
     latency = model.across.latency if shared.messages else model.inside.latency if inside_used else 0.0
-    return latency + overhead + max(slowest, shared.seconds(model.across, itemsize))
+    between = model.transfer_seconds(shared.sent * itemsize, shared.received * itemsize, busy)
+    return latency + overhead + max(slowest, between)
 
 
 def _add(moves: WideRound, me: int, home: Mapping[int, int], own: _Load, shared: _Load) -> int:

@@ -48,6 +48,7 @@ def parse_arguments(arguments: list[str]) -> SimulateOptions:
         overhead=options.overhead * _MICRO,
         fold=options.fold * _GB,
         stream=options.stream * _GBIT,
+        crowd=max(1.0, options.crowd),
     )
     names: tuple[str, ...] = options.algorithms
     if not names or names == ("all",):
@@ -91,6 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("--stream", "GBIT", plain.stream / _GBIT, "of one connection, Gbit/s"),
         ("--overhead", "US", plain.overhead / _MICRO, "of a message, at its sender and its receiver, µs"),
         ("--fold", "GB", plain.fold / _GB, "folded per second, GB"),
+        ("--crowd", "N", plain.crowd, "workers that share a processor, where several hosts are one machine"),
     ):
         number = _float_type(zero=unit == "US")
         costs.add_argument(option, type=number, default=default, metavar=unit, help=f"{about} (default: {default:g})")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
+from collectived_native.cores import count_cores
 from collectived_proto.addresses import parse_address
 from collectived_proto.codec import versions_to_proto
 from collectived_proto.config.daemons import WorkerSettings
@@ -375,6 +376,7 @@ class _Worker:
             groups=self.groups.list_attached(),
             draining=bool(self.drain_state.refusal),
             clock=clock_sync.clock_id(),
+            processors=count_cores(),
             link_secret=self.coordinator_client.link_secret,
         )
 

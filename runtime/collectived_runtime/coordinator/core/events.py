@@ -45,6 +45,8 @@ class WorkerHello:
     versions: VersionRange = FIRST_VERSIONS
     link_secret: str = field(default="", repr=False)  # that a coordinator has given it
     nccl: int = 0
+    clock: str = ""  # equal names are one machine
+    processors: int = 0  # of that machine, as far as it may use them; 0: not known
 
     def __str__(self) -> str:
         return f"worker {self.task} (host {self.host}, pid {self.pid})"

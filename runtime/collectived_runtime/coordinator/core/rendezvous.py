@@ -56,7 +56,7 @@ from collectived_runtime.coordinator.core.timers import (
     ProgressTimer,
     SettleTimeout,
 )
-from collectived_runtime.coordinator.core.tuning import add_stored_table, make_table, worst_case_model
+from collectived_runtime.coordinator.core.tuning import add_stored_table, make_table, measure_crowd, worst_case_model
 from collectived_runtime.coordinator.core.verdicts import (
     previous_generation_text,
     progress_text,
@@ -326,8 +326,13 @@ def finish_rendezvous(registry: Registry, generation: GenerationRecord, now: flo
     if known is None and registry.tune and len(generation.peers) > 1:
         yield from _start_measurement(registry, generation, now)
         return
-    generation.table = known or make_table(generation.peers)
+    generation.table = known or make_table(generation.peers, crowd=_measure_crowd(registry, generation))
     yield from _send_join_done(registry, generation)
+
+
+def _measure_crowd(registry: Registry, generation: GenerationRecord) -> float:
+    workers = (registry.workers.get(peer.task) for peer in generation.peers)
+    return measure_crowd(worker.hello for worker in workers if worker is not None)
 
 
 def resend_join_answer(registry: Registry, task: int, request: str) -> Iterator[Effect]:
@@ -359,7 +364,7 @@ def finish_measurement(registry: Registry, number: int) -> Iterator[Effect]:
     generation = registry.generations[number]
     sound = [link for link in measurement.links.values() if link is not None and link.is_valid]
     model = worst_case_model(sound)
-    generation.table = make_table(generation.peers, model)
+    generation.table = make_table(generation.peers, model, _measure_crowd(registry, generation))
     group = unscoped_name(generation.info.name)
     if not generation.failed and len(sound) == len(measurement.links):
         name = table_name(generation)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from collectived_proto.types import Peer, Tier
-from collectived_runtime.coordinator.core.events import LinkMeasured
+from collectived_runtime.coordinator.core.events import LinkMeasured, WorkerHello
 from collectived_runtime.plan.auto import HostLayout, Row, choose
 from collectived_runtime.plan.cost_model import LinkClass, Model
 
@@ -30,10 +30,24 @@ def add_stored_table(
     return dict(list(tables.items())[-MAX_STORED:])
 
 
-def make_table(peers: Sequence[Peer], model: Model | None = None) -> tuple[Tier, ...]:
-    """The table of a generation of these workers; `model` is what its links were measured to be, if they were."""
+def measure_crowd(workers: Iterable[WorkerHello]) -> float:
+    """Workers per processor on the machine where they are most crowded; 1 where none has to share."""
+    machines: dict[str, list[int]] = {}
+    for worker in workers:
+        if worker.clock and worker.processors:
+            machines.setdefault(worker.clock, []).append(worker.processors)
+    return max((len(processors) / max(processors) for processors in machines.values()), default=1.0)
+
+
+def make_table(peers: Sequence[Peer], model: Model | None = None, crowd: float = 1.0) -> tuple[Tier, ...]:
+    """The table of a generation of these workers.
+
+    Args:
+        model: what its links were measured to be, if they were.
+        crowd: as `measure_crowd` says.
+    """
     hosts = tuple(len(peer.ranks) for peer in peers)
-    topology = HostLayout(hosts, model or Model())
+    topology = HostLayout(hosts, replace(model or Model(), crowd=max(1.0, crowd)))
     most = _one_shot_limit(len(hosts))
     large = [row for row in choose(topology, CANDIDATES) if row.limit < 0 or row.limit > most]
     rows = choose(topology, ("one_shot", *CANDIDATES))

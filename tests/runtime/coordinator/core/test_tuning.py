@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from collectived_proto.types import Peer, Tier
-from collectived_runtime.coordinator.core.tuning import make_table
+from collectived_runtime.coordinator.core.events import WorkerHello
+from collectived_runtime.coordinator.core.tuning import make_table, measure_crowd
 from collectived_runtime.plan.cost_model import LinkClass, Model
 
 FAR = Model(LinkClass(0.1, 1.25e9))  # links on which rounds cost most
@@ -30,3 +31,29 @@ def test_what_arrives_stays_in_the_cache_however_far_the_workers_are(workers: in
 def test_larger_vectors_go_as_on_any_number_of_workers() -> None:
     table = make_table([Peer(task, "i", "host", "", (task,)) for task in range(2)])
     assert table == (Tier("one_shot", 1, 512 << 10, 1 << 20), Tier("halving_doubling", 1, -1, 1 << 20))
+
+
+def hello(machine: str, processors: int) -> WorkerHello:
+    return WorkerHello(0, "i", "host", 1, clock=machine, processors=processors)
+
+
+@pytest.mark.parametrize(
+    ("workers", "crowd"),
+    [
+        ([hello("a", 64), hello("b", 64)], 1 / 64),
+        ([hello("a", 2)] * 3 + [hello("b", 64)], 1.5),
+        ([hello("", 2)] * 8, 1.0),
+        ([hello("a", 0)] * 8, 1.0),
+        ([], 1.0),
+    ],
+    ids=["machines of their own", "three on one", "machine not known", "processors not told", "nobody"],
+)
+def test_the_most_crowded_machine_counts(workers: list[WorkerHello], crowd: float) -> None:
+    assert measure_crowd(workers) == crowd
+
+
+def test_workers_that_share_processors_send_fewer_messages() -> None:
+    peers = [Peer(task, "i", "host", "", (task,)) for task in range(8)]
+    assert make_table(peers)[0].algorithm == "one_shot"
+    assert make_table(peers, crowd=4.0)[0].algorithm == "tree"
+    assert make_table(peers, crowd=0.1) == make_table(peers)
