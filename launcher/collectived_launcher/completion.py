@@ -14,7 +14,7 @@ _PROGRAM, _VARIABLE = "collectived", "_COLLECTIVED_COMPLETE"
 _ZSH_NOTE = "zsh reads it if ~/.zshrc has `fpath+=({folder})` before `autoload -Uz compinit && compinit`"
 
 
-@click.command()
+@click.command(short_help="Print or install what completes commands in your shell.")
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
 @click.option("--install", is_flag=True, help="Write the script to the file from which the shell loads it.")
 def completion(shell: str | None, install: bool) -> None:

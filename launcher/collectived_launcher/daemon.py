@@ -22,24 +22,31 @@ class PassingCommand(click.Command):
         return [CompletionItem(name, help=text) for name, text in options.items() if name.startswith(incomplete)]
 
 
-@click.command(cls=PassingCommand, context_settings=_PASS_THROUGH, add_help_option=False)
+@click.command(
+    short_help="Run the coordinator of a job.",
+    cls=PassingCommand,
+    context_settings=_PASS_THROUGH,
+    add_help_option=False,
+)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def coordinator(options: tuple[str, ...]) -> NoReturn:
-    """Run a coordinator: `collectived coordinator --help` shows its options."""
+    """Run the coordinator of a job; `collectived coordinator --help` shows its options."""
     _exec_daemon("coordinator", options)
 
 
-@click.command(cls=PassingCommand, context_settings=_PASS_THROUGH, add_help_option=False)
+@click.command(
+    short_help="Run the worker of a host.", cls=PassingCommand, context_settings=_PASS_THROUGH, add_help_option=False
+)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def worker(options: tuple[str, ...]) -> NoReturn:
-    """Run a worker: `collectived worker --help` shows its options."""
+    """Run the worker of a host; `collectived worker --help` shows its options."""
     _exec_daemon("worker", options)
 
 
-@click.command(context_settings=_PASS_THROUGH, add_help_option=False)
+@click.command(short_help="Predict how long collectives take.", context_settings=_PASS_THROUGH, add_help_option=False)
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def simulate(options: tuple[str, ...]) -> NoReturn:
-    """Predict what collectives cost: `collectived simulate --help` shows its options."""
+    """Predict how long collectives take; `collectived simulate --help` shows its options."""
     _exec_daemon("simulate", options)
 
 

@@ -156,7 +156,7 @@ def merge_replies(replies: Iterable[DrainReply]) -> DrainReply:
 FAILED = 1
 
 
-@click.command()
+@click.command(short_help="End workers, or a group, without cutting what runs.")
 @click.option("--worker", metavar="ADDRESS", help="This worker: unix:/path or host:port.")
 @job_option
 @click.option("--host", metavar="HOST", help="All workers of this host, as `collectived status` names it.")

@@ -101,7 +101,7 @@ def _from_argparse(verb: str, parser: argparse.ArgumentParser) -> Iterator[str]:
         rows.append(([*action.option_strings], value, formatter._expand_help(action)))
     yield _table(rows)
     if parser.epilog:
-        yield _paragraphs(parser.epilog.strip().replace("\n", "\n\n"))
+        yield _paragraphs(parser.epilog.strip())
 
 
 def _from_click(verb: str, found: click.Command) -> Iterator[str]:

@@ -63,6 +63,8 @@ def _make_daemon_page(verb: str, parser: argparse.ArgumentParser) -> str:
             value = formatter._format_args(action, formatter._get_default_metavar_for_optional(action))
             spelling = ", ".join(f"{option} {value}".strip() for option in action.option_strings)
             lines += [".TP", f".B {escape(spelling)}", escape(" ".join(formatter._expand_help(action).split()))]
+    if parser.epilog:
+        lines += [".SH NOTES", *_paragraphs(parser.epilog.strip())]
     return _close(lines, name)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 import pytest
+from click.testing import CliRunner
 from tests.docs.cli_page import MORE, PAGE, fresh
 
 from collectived_launcher.__main__ import collectived as command
@@ -37,3 +38,8 @@ def test_every_command_is_documented(verb: str) -> None:
 def test_every_option_is_documented(verb: str, option: str) -> None:
     section = TEXT.partition(f"\n## `collectived {verb}`\n")[2].partition("\n## ")[0]
     assert f"`{option}" in section, f"`collectived {verb}` has {option}, docs/reference/cli.md does not say so"
+
+
+def test_the_list_of_commands_says_each_whole_on_a_narrow_terminal() -> None:
+    said = CliRunner().invoke(command, ["--help"], env={"COLUMNS": "80"}).output
+    assert "..." not in said[said.index("Commands:") :]

@@ -30,7 +30,7 @@ _NON_TTY_WIDTH = 120  # columns where the output is not a terminal
 _MAX_WIDTH = 1000  # more than any table needs
 
 
-@click.command()
+@click.command(short_help="Measure how fast a collective is.")
 @click.argument("operation", type=click.Choice(OPERATIONS), default="all_reduce", metavar="[OPERATION]")
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Start a new job with this many workers.")
 @click.option("--clients", type=click.IntRange(min=1), metavar="N", help="Ranks per worker.  [default: 2]")

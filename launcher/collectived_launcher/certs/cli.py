@@ -44,7 +44,7 @@ class _Certs(click.Group):
             raise click.ClickException(str(error)) from None
 
 
-@click.group(cls=_Certs)
+@click.group(short_help="Make a certificate authority, and certificates for TLS.", cls=_Certs)
 def certs() -> None:
     """Make a private certificate authority, and certificates of hosts and people.
 

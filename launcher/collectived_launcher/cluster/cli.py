@@ -24,7 +24,7 @@ _only = click.option("--only", multiple=True, metavar="HOST", help="Only this ho
 _ssh = click.option("--ssh", "ssh_command", default="ssh", show_default=True, help="OpenSSH's client, with options.")
 
 
-@click.command()
+@click.command(short_help="Start the daemons of a cluster.")
 @_file
 @_only
 @_ssh
@@ -38,7 +38,7 @@ def up(file: Path, only: tuple[str, ...], ssh_command: str) -> int:
     )
 
 
-@click.command()
+@click.command(short_help="Drain and end a cluster's daemons, and remove its files.")
 @_file
 @_only
 @_ssh

@@ -19,6 +19,7 @@ from collectived_launcher.hosts.selection import HostPlan, parse_ssh_command
 from collectived_launcher.hosts.ssh_command import make_remote_command
 from collectived_launcher.launch.job import make_job_name
 from collectived_proto.ipc import job_files
+from collectived_proto.report.phrases import names_text
 
 HOST_COMMANDS_MODULE = "collectived_launcher.cluster.host_commands"
 SILENCE_TIMEOUT = 30.0  # seconds without a sign of life after which a host is given up
@@ -79,7 +80,7 @@ class ClusterHosts:
             command.process = host.start(ProgramSpec(tuple(filter(None, words)), secret=secret or ""), command)
 
         def say(passed: str) -> None:
-            late = ", ".join(name for name, command in commands.items() if not command.done)
+            late = names_text([name for name, command in commands.items() if not command.done])
             self._terminal.say(f"collectived: waiting for the answer of {late} ({verb}), {passed}")
 
         def draw() -> None:

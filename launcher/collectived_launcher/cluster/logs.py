@@ -33,7 +33,7 @@ class _NothingRuns(click.ClickException):
     exit_code = UNREACHABLE
 
 
-@click.command()
+@click.command(short_help="Show the latest log lines of daemons.")
 @click.argument("host", required=False, metavar="[HOST]")
 @click.option(
     "--cluster",

@@ -38,7 +38,11 @@ class RunningWorkers:
     clients: tuple[int, ...]
 
 
-@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
+@click.command(
+    short_help="Run a program as ranks at daemons that run already.",
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
 @click.option(
     "--cluster",
     "file",

@@ -21,6 +21,7 @@ class ConfigUsageError(click.ClickException):
 
 
 @click.command(
+    short_help="Show a daemon's configuration, and where it comes from.",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
     options_metavar="[OPTIONS]",
 )

@@ -16,7 +16,7 @@ _ANY_PORT = f"{LOOPBACK}:0"
 TOKEN_VARIABLE = "COLLECTIVED_DOCTOR_TOKEN"
 
 
-@click.command()
+@click.command(short_help="Find what can keep a job from running, or slow it down.")
 @click.option("--hosts", metavar="A,B,…", help="Also check these hosts, and measure between them, over ssh.")
 @click.option(
     "--ssh", "carrier", default="ssh", show_default=True, metavar="COMMAND", help="Command that reaches a host."

@@ -10,9 +10,10 @@ from functools import partial
 from typing import Any
 
 from collectived_launcher.hosts.host import Host, NetworkInterface, TaskResult
-from collectived_launcher.hosts.loop import DRAW_INTERVAL, Loop
+from collectived_launcher.hosts.loop import DRAW_INTERVAL, Loop, run_until_with_progress
 from collectived_launcher.hosts.output import Terminal
 from collectived_proto.addresses import LOOPBACK
+from collectived_proto.report.phrases import names_text
 
 _FIRST_NOTICE, _NEXT_NOTICE = 2.0, 10.0  # seconds of waiting until we say for whom, and say it again
 _FAILURE_GRACE = 0.5  # seconds for other hosts to fail, once one has
@@ -95,7 +96,7 @@ class Preflight:
                     "\n    ".join(f"{_describe_host(host)}: no answer within {within:g} s" for host in waiting)
                 )
             if now >= next_notice:
-                self._terminal.say(f"collectived: waiting for {', '.join(_describe_host(host) for host in waiting)}")
+                self._terminal.say(f"collectived: waiting for {names_text([_describe_host(host) for host in waiting])}")
                 next_notice = now + _NEXT_NOTICE
             self._terminal.draw_progress("opening", len(self._hosts) - len(waiting), len(self._hosts), "hosts")
         if troubles := [f"{host.name} {host.trouble}" for host in self._hosts if host.trouble]:
@@ -152,11 +153,24 @@ class Preflight:
         answers: dict[Host, TaskResult] = {}
         for host, details in about.items():
             host.run_task(task, details, partial(answers.__setitem__, host))
-        if not self._loop.run_until(lambda: len(answers) == len(about), _TASK_TIMEOUT):
+
+        def late() -> str:
+            return names_text([host.name for host in about if host not in answers])
+
+        def say(passed: str) -> None:
+            self._terminal.say(f"collectived: waiting for the answer of {late()} ({task}), {passed}")
+
+        def draw() -> None:
+            self._terminal.draw_progress(task, len(answers), len(about), "hosts")
+
+        try:
+            is_done = run_until_with_progress(self._loop, lambda: len(answers) == len(about), _TASK_TIMEOUT, say, draw)
+        finally:
+            self._terminal.erase_progress()
+        if not is_done:
             if self._loop.signals:
                 return None
-            late = [host.name for host in about if host not in answers]
-            raise HostUnreachable(f"{', '.join(late)}: no answer within {_TASK_TIMEOUT:g} s ({task})")
+            raise HostUnreachable(f"{late()}: no answer within {_TASK_TIMEOUT:g} s ({task})")
         if strict and (troubles := [f"{host.name}: {a['trouble']}" for host, a in answers.items() if a.get("trouble")]):
             raise HostUnreachable("\n    ".join(troubles))
         return {host: answers[host] for host in about}

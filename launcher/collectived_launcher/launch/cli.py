@@ -26,7 +26,11 @@ from collectived_launcher.quantities import Time, check_http_address
 from collectived_proto.ipc import job_files
 
 
-@click.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")
+@click.command(
+    short_help="Run a program as ranks, with daemons of its own.",
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Workers on this host.  [default: 1]")
 @click.option(
     "--clients",

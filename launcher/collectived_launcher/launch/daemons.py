@@ -20,6 +20,7 @@ from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.launch.child import Child, Daemon
 from collectived_launcher.launch.job import COORDINATOR, Job
 from collectived_proto.config.flags import NO_TLS_FLAGS
+from collectived_proto.report.phrases import names_text
 from collectived_proto.viewing_token import viewing_token
 
 # -P: a file random.py in the user's folder must not be taken for Python's own.
@@ -226,7 +227,7 @@ class Daemons:
             return all(daemon.ready_info for daemon in daemons) or not all(daemon.is_alive for daemon in daemons)
 
         def say(passed: str) -> None:
-            late = ", ".join(daemon.describe() for daemon in daemons if not daemon.ready_info)
+            late = names_text([daemon.describe() for daemon in daemons if not daemon.ready_info])
             self._terminal.say(f"collectived: waiting until {late} can serve, {passed}")
 
         def draw() -> None:

@@ -16,7 +16,7 @@ from collectived_launcher.target_options import target_options
 _NON_TTY_WIDTH = 160  # columns where the output is not a terminal
 
 
-@click.command()
+@click.command(short_help="Show problems, groups and workers of a running job.")
 @target_options
 @click.option(
     "--wide",

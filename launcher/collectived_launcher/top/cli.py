@@ -11,7 +11,7 @@ from collectived_launcher.quantities import REFRESH_INTERVAL
 from collectived_launcher.target_options import target_options
 
 
-@click.command()
+@click.command(short_help="Watch the running job live, problems first.")
 @target_options
 @click.option(
     "--interval",

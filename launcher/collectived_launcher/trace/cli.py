@@ -23,7 +23,7 @@ _MAX_ABSENT = 10  # named on the screen
 _NAMES_QUERY_BYTES = 256 << 10  # bytes of each worker, to say which groups there are
 
 
-@click.command()
+@click.command(short_help="Write the latest collectives as a trace for Perfetto.")
 @click.option(
     "--last",
     type=Time(minimum=0.001),

@@ -66,6 +66,12 @@ def members_text(members: Sequence[Member]) -> str:
     return f"{named} and {more} more" if more > 0 else named
 
 
+def names_text(names: Sequence[str]) -> str:
+    """`node1, node2, … and 60 more`"""
+    more = len(names) - MAX_NAMED
+    return f"{', '.join(names[:MAX_NAMED])} and {more} more" if more > 0 else ", ".join(names)
+
+
 def is_or_are(count: int) -> str:
     return "is" if count == 1 else "are"
 

@@ -19,8 +19,10 @@ PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 _GBIT, _MICRO, _GB = 1e9 / 8, 1e-6, 1e9
 _EPILOG = """
 sizes: 64KiB, a list 4B,1MiB, or a range 4B:64MiB (each four times the one before; 4B:64MiB:2 doubles), float32.
+
 algorithms: flat over all devices: ring, halving_doubling, tree, double_tree, shuffle, one_shot; two levels:
 leader/ring, lanes/halving_doubling, ... ; those of all_reduce_spec: pscpu/pscpu, nccl/xring, ...
+
 docs/guide/algorithms.md describes them, docs/guide/simulate.md the model and the keys of --json.
 """
 

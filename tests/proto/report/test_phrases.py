@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collectived_proto.report.phrases import MAX_NAMED, nccl_failure_text, not_arrived_text
+from collectived_proto.report.phrases import MAX_NAMED, names_text, nccl_failure_text, not_arrived_text
 from collectived_proto.types import Member, RankPosition
 
 MEMBERS = tuple(Member(rank, f"GPU:{rank}", rank, f"host{rank}", 70 + rank) for rank in range(MAX_NAMED + 3))
@@ -39,3 +39,8 @@ def test_of_a_rank_that_has_not_come_its_first_thread_is_quoted() -> None:
         f"{MEMBERS[2]} has not come; it last did barrier() #16 at a.py:1, as of 3.2 s ago; "
         "now: data.py:8 in load <- a.py:2 in main (worker 2 does not answer)"
     )
+
+
+def test_many_names_are_told_in_short() -> None:
+    assert names_text(["a", "b"]) == "a, b"
+    assert names_text([f"node{number}" for number in range(64)]) == "node0, node1, node2, node3 and 60 more"
