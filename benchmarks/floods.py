@@ -288,7 +288,7 @@ ATTACKS: dict[str, Callable[[str, str], None]] = {
 SHOWN = {
     "busy": "a process that is busy and does not talk to the worker",
     "status": "one that asks for the status, 64 times at once",
-    "prepare": "one that describes collectives of nobody, 64 at once",
+    "prepare": "one that describes collectives of no group, 64 at once",
     "sessions": "one that opens sessions and keeps them",
     "pings": "one that pings on its doorbell",
     "errors": "one that rings nonsense, is shown out, and comes again",

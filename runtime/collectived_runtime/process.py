@@ -54,7 +54,7 @@ def print_ready(announcement: Mapping[str, object]) -> None:
 
 
 def print_drained(reply: DrainReply) -> None:
-    """Tell whoever started this daemon what came of its drain."""
+    """Report the result of the drain to the process that started this daemon."""
     print(f"drained {MessageToJson(reply, indent=None)}", flush=True)
 
 
@@ -77,7 +77,7 @@ def bind(
     reason = _unix_bind_error(address.removeprefix("unix:")) if local else _tcp_bind_error(address)
     if reason:
         raise StartupError(
-            f"cannot listen at {address}: {reason}; stop whoever uses it, or listen at another "
+            f"cannot listen at {address}: {reason}; stop the process that uses it, or listen at another "
             f"{'path' if local else 'address (port 0 is one that is free)'}"
         )
     try:

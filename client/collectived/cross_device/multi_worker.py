@@ -46,7 +46,7 @@ class MultiWorkerMirroredStrategy:
             args, kwargs: its arguments; a `PerReplica` or `Mirrored` in them stands for its one component.
 
         Returns:
-            What `fn` returns: the value of this replica.
+            The result of `fn`: the value of this replica.
 
         Raises:
             RuntimeError: called in a replica. ValueError: a `PerReplica` has several components.

@@ -110,7 +110,7 @@ class CrossDeviceOps:
             options, experimental_hints: as for `reduce`; the time limit is one for all.
 
         Returns:
-            What `reduce` gives for each pair, in the order of the pairs; [] for none.
+            The result of `reduce` for each pair, in the order of the pairs; [] for none.
 
         Raises:
             ValueError: a pair is no tuple of two; else as `reduce`.
@@ -147,7 +147,7 @@ class CrossDeviceOps:
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: CommunicationOptions
     ) -> Any:
-        """What `reduce` does when its arguments are checked; to be overridden.
+        """Carry out `reduce`, with arguments that are checked; to be overridden.
 
         Args:
             reduce_op: SUM or MEAN.
@@ -163,7 +163,7 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[ValueAndDestinations],
         options: CommunicationOptions,
     ) -> list[Any]:
-        """What `batch_reduce` does with pairs that are checked, one at least: here one after the other."""
+        """Carry out `batch_reduce`, with pairs that are checked, one at least: here one after the other."""
         deadline = Deadline.after(options.timeout_seconds)
         return [
             self.reduce_implementation(reduce_op, value, where, with_remaining_timeout(options, deadline))
@@ -171,7 +171,7 @@ class CrossDeviceOps:
         ]
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
-        """What `broadcast` does when its arguments are checked."""
+        """Carry out `broadcast`, with arguments that are checked."""
         return make_mirrored([component_math.copy_component(tensor)], self._resolve_devices(destinations))
 
     def _make_terms(self, options: CommunicationOptions, devices: Sequence[str]) -> AllReduceTerms | None:

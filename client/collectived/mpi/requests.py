@@ -16,7 +16,7 @@ Finish = Callable[[Any, "Status"], object]
 
 
 class Status:
-    """What is known of a received message; a call that takes one fills it.
+    """The source, tag and size of a received message; a call that takes one fills it.
 
     Attributes:
         source: the rank that sent it. tag: its tag. count: its bytes.

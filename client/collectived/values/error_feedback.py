@@ -17,7 +17,7 @@ class ErrorFeedback:
     """Keeps what rounding takes from the values of one rank, and adds it to the next ones.
 
     Give each rank one for its gradients, and let it compensate every value before that is reduced with the same
-    `compression`. What is lost in one step then comes with a later one, so that small gradients add up instead of being
+    `compression`. Values lost in one step then come with a later one, so that small gradients add up instead of being
     rounded away forever. The values that it gives are compressed without another error where a rank is alone on its
     worker; what workers round of sums of several ranks is not given back.
 
@@ -36,7 +36,7 @@ class ErrorFeedback:
         self._lost: list[NDArray[np.float32]] = []
 
     def compensate(self, value: T) -> T:
-        """What to reduce instead of `value`: the value and what was lost before, rounded as compression rounds it.
+        """Return the array to reduce instead of `value`: the value and what was lost before, rounded as compression rounds it.
 
         Args:
             value: a nest of NumPy arrays of float32 or bfloat16, of the same structure and shapes every time.

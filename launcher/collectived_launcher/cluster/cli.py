@@ -34,7 +34,12 @@ def up(file: Path, only: tuple[str, ...], ssh_command: str) -> int:
     Daemons that run already are left as they are, and named. `collectived down` ends them.
     """
     return _run_on_hosts(
-        file, only, ssh_command, _start_cluster, "what was started stays; `collectived down` ends it", with_leader=True
+        file,
+        only,
+        ssh_command,
+        _start_cluster,
+        "daemons that were started stay; `collectived down` ends them",
+        with_leader=True,
     )
 
 
@@ -53,7 +58,7 @@ def down(file: Path, only: tuple[str, ...], ssh_command: str, now: bool) -> int:
     def end(cluster: Cluster, hosts: Sequence[ClusterHost], reached: ClusterHosts) -> Iterator[tuple[str, bool]]:
         return _stop_cluster(cluster, hosts, reached, now)
 
-    return _run_on_hosts(file, only, ssh_command, end, "what has not ended yet may stay; say `collectived down` again")
+    return _run_on_hosts(file, only, ssh_command, end, "some daemons may still run; say `collectived down` again")
 
 
 def _run_on_hosts(

@@ -168,7 +168,7 @@ class RemoteHost:
             case agent_protocol.KeepAlive():
                 pass
             case _:
-                raise agent_protocol.AgentProtocolError(f"sent a {type(message).__name__} that nobody waits for")
+                raise agent_protocol.AgentProtocolError(f"sent an unexpected {type(message).__name__}")
 
     def on_stderr_line(self, line: bytes) -> None:
         if self.facts is not None and not self._closing:

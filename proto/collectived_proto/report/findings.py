@@ -44,7 +44,7 @@ class FindingKind(enum.Enum):
     MEMORY = "memory"  # nearly used up
     LIMIT = "limit"  # met not long ago: somebody was refused
     VERSIONS = "versions"  # that differ
-    INSECURE = "insecure"  # whoever reaches a daemon may do everything
+    INSECURE = "insecure"  # every process that can connect to a daemon may do everything
     HINT = "note"  # a hint that is not followed
 
 
@@ -358,7 +358,7 @@ def _find_insecure(reply: pb.StatusReply) -> Iterator[StatusFinding]:
         yield StatusFinding(
             FindingKind.INSECURE,
             Severity.WARNING,
-            f"{shown}: whoever reaches {'it' if len(who) == 1 else 'them'} may do everything (--insecure)",
+            f"{shown}: any process that can connect to {'it' if len(who) == 1 else 'them'} may do all (--insecure)",
         )
 
 

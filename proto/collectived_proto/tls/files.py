@@ -146,8 +146,8 @@ def _configure(context: ssl.SSLContext, material: TlsMaterial, demand: bool) -> 
             context.load_cert_chain(files.cert, files.key, password=_no_password)
         except _EncryptedKey:
             raise TlsFileError(
-                f"{files.origins['key']} {files.key}: is encrypted: a daemon has nobody to ask for its password; store "
-                "it in the clear, with mode 600"
+                f"{files.origins['key']} {files.key}: is encrypted, and a daemon cannot ask for its password: "
+                "store it without one, with mode 600"
             ) from None
         except (ssl.SSLError, OSError) as error:
             raise TlsFileError(

@@ -161,7 +161,7 @@ def create_authenticator(settings: DaemonSettings) -> TokenAuthenticator:
         StartupError: a file cannot be used.
     """
     if settings.insecure:
-        log.warning("--insecure: whoever reaches this daemon may do everything; give it a secret instead")
+        log.warning("--insecure: any process that can connect to this daemon may do all; give it a secret instead")
     named = (
         (settings.viewing_token_file, _read_viewing_credentials),
         (settings.client_tokens_file, read_client_tokens),

@@ -76,14 +76,14 @@ class AllowedUsers:
 def explain_denial(peer: UnixPeer) -> str:
     """What somebody is told who is not served; names nobody but them."""
     if peer.uid == OVERFLOW_ID:
-        who = f"you are uid {OVERFLOW_ID}, which stands for every user whom this host does not know by a number"
+        who = f"you are uid {OVERFLOW_ID}, which stands for every user that has no number on this host"
     elif peer.pid <= 0:
         who = "you are in another PID namespace, as in another container"
     else:
-        who = f"you are uid {peer.uid}, and are not among these"
+        who = f"you are uid {peer.uid}, which is none of them"
     return (
-        f"this socket serves its daemon's own user, root, and whom `allow_users` and `allow_groups` name, and {who}: "
-        "show the job's secret or a client token, or have yourself named there"
+        f"this socket serves its daemon's own user, root, and the users that `allow_users` and `allow_groups` name; "
+        f"{who}: show the job's secret or a client token, or ask the administrator to name you there"
     )
 
 
@@ -135,8 +135,8 @@ def resolve_id(name: str, key: str, *, group: bool = False) -> int:
         ) from None
     if number == OVERFLOW_ID:
         raise StartupError(
-            f"{key}: {name!r} is {what} {OVERFLOW_ID}, which stands for everybody whom this host does not know by a "
-            f"number: give the {what} a number of its own"
+            f"{key}: {name!r} is {what} {OVERFLOW_ID}, which stands for every user that has no number on this host: "
+            f"give the {what} a number of its own"
         )
     return number
 
@@ -153,8 +153,8 @@ def apply_folder_mode(invited: AllowedUsers, folder: Path) -> AllowedUsers:
         return AllowedUsers(invited.own_uid, gids=shared)
     if not mode & 0o011:
         raise StartupError(
-            f"allow_users and allow_groups let nobody in at {folder}: it has mode {mode & 0o7777:04o}, by which others "
-            f"do not get at the sockets in it: chmod 711 {folder} (or 0750 for one group)"
+            f"allow_users and allow_groups let nobody in at {folder}: with mode {mode & 0o7777:04o} other users cannot "
+            f"reach the sockets in it: chmod 711 {folder} (or 0750 for one group)"
         )
     return invited
 

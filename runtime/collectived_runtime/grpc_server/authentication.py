@@ -137,9 +137,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             await asyncio.sleep(self._auth_failure_limiter.reserve(key, time.monotonic(), _REPEATED_FAILURE_COST))
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "this is none of the job's credentials, and too many wrong ones came from this address: they are "
-                f"answered late for {WINDOW_SECONDS:g} s, unless max_login_failures of the daemon is raised; the job's "
-                "secret is heard at any time",
+                "this is none of the job's credentials, and too many wrong ones came from this address: for "
+                f"{WINDOW_SECONDS:g} s wrong ones are answered late (`max_login_failures` raises the limit); "
+                "the job's secret is accepted at any time",
             )
         gate.count_rejection("grpc", credential, address)
         await asyncio.sleep(self._auth_failure_limiter.reserve(key, time.monotonic()))
@@ -152,8 +152,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         if caller.access is AccessLevel.USE:
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED,
-                "this call is for the daemon's own user, root, or whoever shows the job's secret as metadata "
-                "'authorization: Bearer <secret>': others may open sessions, join groups and look",
+                "only the daemon's own user, root, and callers with the job's secret as metadata "
+                "'authorization: Bearer <secret>' may make this call: others may open sessions, join groups and look",
             )
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, caller.rejection_message)
 

@@ -272,7 +272,7 @@ def _open_listener(option: str, host: str, port: int) -> socket.socket:
     except OSError as error:
         raise StartupError(
             f"{option}: cannot serve at {_bracketed(host)}:{port}: {(error.strerror or str(error)).lower()}; stop "
-            f"whoever uses it, or choose another {option} [HOST:]PORT (port 0 is one that is free)"
+            f"the process that uses it, or choose another {option} [HOST:]PORT (port 0 is one that is free)"
         ) from None
     return sock
 

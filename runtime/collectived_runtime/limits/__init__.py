@@ -1,1 +1,1 @@
-"""What nobody may have more of than is good for the others: counted, paced, refused with the key that raises it."""
+"""Limits that keep one client from harming the others: count, slow down, or refuse and name the key."""

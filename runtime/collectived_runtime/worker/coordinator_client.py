@@ -272,7 +272,7 @@ class CoordinatorClient:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                self._note_away("what was to be said to it could not be")  # which is how gRPC shows that here
+                self._note_away("messages to it could not be sent")  # which is how gRPC shows that here
             pause = INITIAL_BACKOFF_SECONDS if self.connected.is_set() else min(2 * pause, MAX_BACKOFF_SECONDS)
             if self.connected.is_set():
                 self.connected.clear()

@@ -122,7 +122,7 @@ class DrainState:
         cut = await self._wait_and_list_cut(mine, request.timeout_seconds, _is_idle)
         if not request.stay:
             asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(self._end()))
-        note = "the coordinator is away: other workers hear of it when this one has ended"
+        note = "the coordinator is away: other workers learn of the drain when this one has ended"
         return status_pb2.DrainReply(
             workers=[self._task], groups=sorted({group_loop.name for group_loop in mine}), cut=cut, notes=[note]
         )

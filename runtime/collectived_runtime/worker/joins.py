@@ -200,8 +200,8 @@ def make_join_ask(
     scoped = request.name if request.name.startswith("/") else f"{client.job}/{request.name}"
     if not is_permitted(rules, scoped, session.caller):
         raise PermissionDeniedError(
-            f"group {request.name!r} is for those whom a rule of this worker names, and you are not among them: "
-            "ask whoever runs it (`group_rules`), or choose another name"
+            f"a rule of this worker (`group_rules`) says who may join group {request.name!r}, and does not name you: "
+            "ask the worker's administrator, or choose another name"
         )
     ask = pb.JoinAsk(
         request=f"{place.task}-{secrets.token_hex(8)}",
@@ -226,7 +226,9 @@ def _choose_device(session: Session, text: str, place: WorkerPlace) -> DeviceNam
     """The device that is asked for, of those that the session may have; without one the first."""
     if not text:
         if not session.devices:
-            raise PermissionDeniedError("no device of this worker is for you: ask whoever runs it (`device_rules`)")
+            raise PermissionDeniedError(
+                "the rules of this worker (`device_rules`) give you no device: ask its administrator"
+            )
         return session.devices[0]
     try:
         device = DeviceName.parse(text, place.task)

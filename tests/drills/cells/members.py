@@ -121,7 +121,7 @@ def late(scene: Scene) -> None:
     told(scene)
 
 
-@cell("a rank is killed: it goes on with whoever comes")
+@cell("a rank is killed: the group goes on with those who come")
 def whoever_comes(scene: Scene) -> None:
     """Elastic: nobody says how many are left."""
     name, size = f"{scene.group}-elastic", scene.size
@@ -153,7 +153,7 @@ def splits(scene: Scene) -> None:
     told(scene)
 
 
-@cell("says that waiting is normal: nobody is warned")
+@cell("says that waiting is normal: no warning")
 def idle(scene: Scene) -> None:
     """Another group waits as long, and of that the coordinator warns."""
     name = f"{scene.group}-idle"

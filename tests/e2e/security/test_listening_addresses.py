@@ -226,10 +226,10 @@ def test_to_let_everybody_in_is_said_in_log_and_status(folder: Path, start: Star
     shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     told = " ".join(shown.split())
     assert "INSECURE" in told and "the coordinator, worker 0 (host" in told
-    assert "whoever reaches them may do everything (--insecure)" in told
+    assert "any process that can connect to them may do all (--insecure)" in told
     for daemon in (worker, mind):
         daemon.close()
-        assert "--insecure: whoever reaches this daemon may do everything" in daemon.log
+        assert "--insecure: any process that can connect to this daemon may do all" in daemon.log
 
 
 def refused(calls: list[Callable[[], Any]]) -> None:

@@ -229,9 +229,11 @@ def test_daemons_that_admit_everybody_are_told() -> None:
     reply = job()
     assert not collect_findings(reply)
     reply.workers[1].insecure = True
-    assert only(reply).sentence == "worker 1 (host h): whoever reaches it may do everything (--insecure)"
+    assert only(reply).sentence == "worker 1 (host h): any process that can connect to it may do all (--insecure)"
     reply.coordinator.insecure = True
-    assert only(reply).sentence.startswith("the coordinator, worker 1 (host h): whoever reaches them may")
+    assert only(reply).sentence.startswith(
+        "the coordinator, worker 1 (host h): any process that can connect to them may"
+    )
     assert only(reply).kind is FindingKind.INSECURE
 
 

@@ -92,7 +92,7 @@ def test_a_port_in_use_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str
     assert caught.value.code == 1
     output = capsys.readouterr()
     assert output.out == "" and output.err.count("\n") == 1
-    assert f"cannot listen at {address}: address already in use; stop whoever uses it" in output.err
+    assert f"cannot listen at {address}: address already in use; stop the process that uses it" in output.err
 
 
 def test_a_socket_in_use_is_not_taken_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

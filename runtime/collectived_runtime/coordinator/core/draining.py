@@ -145,7 +145,7 @@ def handle_worker_loss(registry: Registry, task: int, why: str) -> Iterator[Effe
                 yield _finish_drain(registry, drain)
         elif task in drain.pending_workers:
             drain.pending_workers.discard(task)
-            drain.notes.append(f"worker {task} did not tell whether all finished: {why}")
+            drain.notes.append(f"it is not known whether everything finished on worker {task}: {why}")
             if not drain.pending_workers and not drain.undecided_generations:
                 yield _finish_drain(registry, drain)
 

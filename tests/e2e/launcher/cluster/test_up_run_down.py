@@ -291,7 +291,7 @@ def test_a_host_that_does_not_answer_is_waited_for_aloud_and_ctrl_c_says_what_st
     waiting.send_signal(signal.SIGINT)
     _, err = waiting.communicate(timeout=PATIENCE)
     assert waiting.returncode == 130
-    assert "collectived: interrupted: what was started stays; `collectived down` ends it" in err
+    assert "collectived: interrupted: daemons that were started stay; `collectived down` ends them" in err
 
 
 def test_daemons_that_cannot_start_are_told_with_the_ends_of_their_logs(lab: Lab) -> None:
