@@ -258,8 +258,7 @@ def run_rank(addresses: Sequence[str], rank: int, names: Sequence[str], kept: Ma
             live = [name for name in names if name in fast or name in (chosen, "tuned")]
             value, result = session.empty((nbytes // 4,), np.float32), session.empty((nbytes // 4,), np.float32)
             value[:] = rank
-            calls = _WARM_UP if nbytes <= 1 << 20 else 1
-            first = {name: [call(groups[name], value, result) for _ in range(calls)][-1] for name in live}
+            first = {name: [call(groups[name], value, result) for _ in range(_WARM_UP)][-1] for name in live}
             assert result[0] == result[-1] == sum(range(len(addresses)))
             rounds = max(_LEAST_ROUNDS, min(_MOST_ROUNDS, int(_SECONDS / sum(first.values()))))
             rounds = int(control.broadcast(np.int64(rounds), 0))

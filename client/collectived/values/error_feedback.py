@@ -36,7 +36,7 @@ class ErrorFeedback:
         self._lost: list[NDArray[np.float32]] = []
 
     def compensate(self, value: T) -> T:
-        """Return the array to reduce instead of `value`: the value and what was lost before, rounded as compression rounds it.
+        """Return the array to reduce instead of `value`: with what was lost before, rounded as compression rounds it.
 
         Args:
             value: a nest of NumPy arrays of float32 or bfloat16, of the same structure and shapes every time.

@@ -45,8 +45,8 @@ class Model:
     fold: float = 5e9
     stream: float = 2.5e9
     crowd: float = 1.0
-    wakeup: float = 15e-6
-    copied: float = 1.4e9
+    wakeup: float = 25e-6
+    copied: float = 1e9
 
     def message_seconds(self, messages: int, busy: float) -> float:
         """What messages between hosts cost the host that has so many of them, while the part `busy` of all has some."""

@@ -1,4 +1,4 @@
-"""Whether the path below a TCP connection still carries packets, as the kernel of this host knows.
+"""What the kernel of this host knows of the path below a TCP connection: whether it still lives, and its round trip.
 
 What is sent and not acknowledged is sent again, and a host that says nothing is asked for a sign of life (keep-alive).
 The kernel of the other host answers, also for a process that is stopped, busy, or reads nothing. So a path is dead, and
@@ -17,6 +17,8 @@ import struct
 
 # Of `struct tcp_info`: retransmits, probes, and milliseconds since the latest data and the latest acknowledgement.
 _INFO = struct.Struct("=2x2B48xII")
+_ROUND_TRIP = struct.Struct("=148xI")  # of the same: the shortest that was seen, in microseconds
+_NO_ROUND_TRIP = (1 << 32) - 1
 _LEAST_UNANSWERED = 2  # packets
 _MOST_PROBES = 127  # the kernel itself gives up later than anybody who looks
 
@@ -36,6 +38,26 @@ def measure_silence(descriptor: int, probe_after: float) -> float:
         if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
             _probe(connection, max(1, math.floor(probe_after)))
         return read_silence(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
+
+
+def measure_round_trip(descriptor: int) -> float:
+    """The shortest time in seconds in which the other host's kernel has acknowledged something; 0.0 if not known.
+
+    Raises:
+        OSError: as `measure_silence`.
+    """
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6):
+            return 0.0
+        return read_round_trip(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ROUND_TRIP.size))
+
+
+def read_round_trip(info: bytes) -> float:
+    """The same, of a `struct tcp_info`. Pure."""
+    if len(info) < _ROUND_TRIP.size:  # of a kernel before Linux 4.6
+        return 0.0
+    (microseconds,) = _ROUND_TRIP.unpack(info)
+    return 0.0 if microseconds == _NO_ROUND_TRIP else microseconds / 1e6
 
 
 def stop_probing(descriptor: int) -> None:

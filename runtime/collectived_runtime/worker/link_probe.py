@@ -1,10 +1,11 @@
 """Probes: what the link to another worker is like, measured over a connection of its own.
 
 After the hello of every link (key 0, generation 0, channel `PROBE_CHANNEL`) the asking side sends *requests*: the
-length of what follows in four bytes, then so many bytes. Each is answered by `ANSWER_BYTES` when it is there. Small
-ones tell the latency, larger ones the bandwidth; they grow until one takes long enough to be measured, so that a slow
-link is not kept busy. Everything happens in a thread that lives for `PROBE_SECONDS` at most, on either side; so many
-as `MAX_CONCURRENT_PROBES` are answered at once.
+length of what follows in four bytes, then so many bytes. Each is answered by `ANSWER_BYTES` when it is there. Larger
+ones tell the bandwidth; they grow until one takes long enough to be measured, so that a slow link is not kept busy. The
+kernels tell the latency: an answer to a small request waits for threads of Python at both ends, which a frame does not,
+and counts only where the kernel is not asked. Everything happens in a thread that lives for `PROBE_SECONDS` at most, on
+either side; so many as `MAX_CONCURRENT_PROBES` are answered at once.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collectived_runtime.engine.run.links import LinkProvider
 from collectived_runtime.transport.dial import DialRequest
 from collectived_runtime.transport.hello import NONCE_BYTES, PROBE_CHANNEL, LinkHello
 from collectived_runtime.transport.link import Link, LinkBroken, Stream
+from collectived_runtime.transport.path import measure_round_trip
 
 log = logging.getLogger("collectived.probe")
 
@@ -33,6 +35,7 @@ ROUNDS = 20
 MAX_CONCURRENT_PROBES = 4  # at once: of a group one or two workers probe this one
 BLOCK_SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 8 << 20)
 LONG_ENOUGH_SECONDS = 0.05
+HANDLING_SECONDS = 25e-6  # from the arrival of a frame until a worker that waits has read it
 _LENGTH = struct.Struct("<I")
 _PIECE_BYTES = 256 << 10
 _ZEROS = bytes(_PIECE_BYTES)
@@ -118,14 +121,31 @@ def measure(stream: Stream, until: float) -> LinkMeasurement:
         LinkBroken: the peer has gone.
         TimeoutError: `until`, on the monotonic clock, has passed.
     """
-    latency = statistics.median(_time_request(stream, ANSWER_BYTES, until) for _ in range(ROUNDS)) / 2
+    answer = statistics.median(_time_request(stream, ANSWER_BYTES, until) for _ in range(ROUNDS))
+    round_trip = _ask_kernel(stream)
     bandwidth = 0.0
     for nbytes in BLOCK_SIZES:
         taken = min(_time_request(stream, nbytes, until) for _ in range(2))
-        bandwidth = nbytes / max(taken - 2 * latency, taken / 10)
+        bandwidth = nbytes / max(taken - answer, taken / 10)
         if taken > LONG_ENOUGH_SECONDS:
             break
-    return LinkMeasurement(latency, bandwidth)
+    return LinkMeasurement(estimate_latency(answer, round_trip), bandwidth)
+
+
+def estimate_latency(answer: float, round_trip: float) -> float:
+    """Seconds until a frame of the peer has been read. Pure.
+
+    Args:
+        answer: seconds that an answer has taken. round_trip: the kernels' alone; 0: not known.
+    """
+    return min(answer, round_trip + 2 * HANDLING_SECONDS if round_trip else answer) / 2
+
+
+def _ask_kernel(stream: Stream) -> float:
+    try:
+        return measure_round_trip(stream.fileno())
+    except OSError:  # as where there is no descriptor left
+        return 0.0
 
 
 def serve_requests(stream: Stream, until: float) -> None:

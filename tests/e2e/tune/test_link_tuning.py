@@ -18,6 +18,7 @@ import pytest
 from tests.forked_launch import run_launcher
 
 import collectived as cd
+from collectived_native.cores import count_cores
 from collectived_proto.codec import tiers_from_proto
 from collectived_proto.types import Peer, Tier
 from collectived_proto.v1 import coordinator_pb2 as pb
@@ -143,7 +144,7 @@ def test_workers_whose_measurements_differ_tenfold_choose_alike(
     ]
     assert len(told) == 3 and all(link.is_valid for link in told), distortion.told
     peers = [Peer(task, "", "", "", (task,)) for task in range(3)]
-    assert found == [make_table(peers, worst_case_model(told))] * 4
+    assert found == [make_table(peers, worst_case_model(told), 3 / count_cores())] * 4
 
 
 def test_a_worker_that_never_answers_is_not_waited_for(

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from tests.drills.hosts import DATA, Hosts, hosts_or_skip
 
-from collectived_runtime.transport.path import measure_silence, read_silence
+from collectived_runtime.transport.path import measure_round_trip, measure_silence, read_round_trip, read_silence
 
 _LOOKS = 70  # 50 ms apart: several probes of a second each
 
@@ -54,6 +54,19 @@ def info(retransmits: int, probes: int, milliseconds: int, since_data: int = 10*
 )
 def test_silence_is_what_several_packets_have_had_no_answer_for(told: bytes, silence: float) -> None:
     assert read_silence(told) == silence
+
+
+def test_a_round_trip_is_the_kernels_and_waits_for_no_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as caller:
+        assert 0 < measure_round_trip(caller.fileno()) < 0.1  # of the handshake: nobody accepts or reads
+    one, other = socket.socketpair()
+    with one, other:
+        assert measure_round_trip(one.fileno()) == 0.0
+
+
+def test_a_kernel_that_has_seen_no_round_trip_tells_none() -> None:
+    assert read_round_trip(struct.pack("=148xI", 1500)) == 1.5e-3
+    assert read_round_trip(struct.pack("=148xI", 0xFFFFFFFF)) == read_round_trip(bytes(104)) == 0.0
 
 
 def test_other_sockets_are_never_silent() -> None:

@@ -180,3 +180,14 @@ def test_a_call_that_fails_is_told_once(ends: tuple[socket.socket, socket.socket
     found: list[link_probe.LinkMeasurement] = []
     link_probe.start_probe(0, 1, "h:1", Nobody(), found.append)
     assert found == [link_probe.LinkMeasurement(error="no route")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "round_trip", "latency"),
+    [(400e-6, 20e-6, 35e-6), (60e-6, 20e-6, 30e-6), (400e-6, 0.0, 200e-6)],
+    ids=["Python takes most of it", "the answer was as quick as that", "the kernel does not say"],
+)
+def test_the_latency_is_that_of_frames_and_not_of_pythons_threads(
+    answer: float, round_trip: float, latency: float
+) -> None:
+    assert link_probe.estimate_latency(answer, round_trip) == pytest.approx(latency)
