@@ -82,7 +82,7 @@ def run_study(question: SimulationSpec, on_size: Callable[[int], object] = lambd
 
 
 def auto_table(hosts: tuple[int, ...], model: Model) -> tuple[Row, ...]:
-    """What the coordinator would have AUTO do on such hosts, with algorithms as these hosts would run them."""
+    """What the coordinator would have AUTO do if it knew these links, with algorithms as these hosts would run them."""
     peers = [Peer(task, "", "", "", tuple(ranks)) for task, ranks in enumerate(participants(hosts))]
     tiers = tuning.make_table(peers, model, model.crowd)
     return tuple(

@@ -51,7 +51,7 @@ def test_one_participant_takes_no_time() -> None:
 def test_auto_takes_what_the_coordinator_would(hosts: tuple[int, ...]) -> None:
     told = run_study(SimulationSpec(hosts, (4, 1 << 16, 1 << 24), ("ring",)))
     peers = [Peer(task, "", "", "", tuple(ranks)) for task, ranks in enumerate(participants(hosts))]
-    expected = [(tier.limit, tier.algorithm, tier.shards) for tier in make_table(peers)]
+    expected = [(tier.limit, tier.algorithm, tier.shards) for tier in make_table(peers, Model())]
     assert [(row.limit, row.algorithm.removeprefix("leader/"), row.shards) for row in told.table] == expected
     for line in told.results:
         row = next(row for row in told.table if row.limit == -1 or line.nbytes <= row.limit)

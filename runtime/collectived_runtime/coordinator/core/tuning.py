@@ -10,6 +10,8 @@ from collectived_runtime.coordinator.core.events import LinkMeasured, WorkerHell
 from collectived_runtime.plan.auto import HostLayout, Row, choose
 from collectived_runtime.plan.cost_model import LinkClass, Model
 
+UNMEASURED = Model(LinkClass(30e-6, 4e8))
+"""Links of which nothing is known are taken for something between 1 and 10 Gbit/s, which is least wrong on either."""
 CANDIDATES = ("tree", "halving_doubling", "ring", "shuffle")
 COLLECTED_BYTES = 512 << 10
 """One shot keeps what everybody sent apart until it folds: worth it only while that stays in the cache."""
@@ -43,11 +45,11 @@ def make_table(peers: Sequence[Peer], model: Model | None = None, crowd: float =
     """The table of a generation of these workers.
 
     Args:
-        model: what its links were measured to be, if they were.
+        model: what its links were measured to be, or are said to be; None: `UNMEASURED`.
         crowd: as `measure_crowd` says.
     """
     hosts = tuple(len(peer.ranks) for peer in peers)
-    topology = HostLayout(hosts, replace(model or Model(), crowd=max(1.0, crowd)))
+    topology = HostLayout(hosts, replace(model or UNMEASURED, crowd=max(1.0, crowd)))
     most = _one_shot_limit(len(hosts))
     large = [row for row in choose(topology, CANDIDATES) if row.limit < 0 or row.limit > most]
     rows = choose(topology, ("one_shot", *CANDIDATES))
@@ -77,10 +79,9 @@ def _merge_rows(rows: Sequence[Row]) -> list[Row]:
 def worst_case_model(links: Sequence[LinkMeasured]) -> Model:
     """The highest latency and the lowest bandwidth of these links, for a ring is as fast as its slowest link.
 
-    What was measured is what one connection reaches. Without any link, the usual model.
+    What was measured is what one connection reaches. Without any link, `UNMEASURED`.
     """
-    usual = Model()
     if not links:
-        return usual
+        return UNMEASURED
     across = LinkClass(max(link.latency_seconds for link in links), min(link.bytes_per_second for link in links))
-    return Model(across, stream=max(usual.stream, across.bandwidth))
+    return Model(across, stream=max(UNMEASURED.stream, across.bandwidth))

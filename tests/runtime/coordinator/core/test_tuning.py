@@ -18,7 +18,7 @@ def find_limit(workers: int, model: Model | None = None) -> int:
     return max((tier.limit for tier in table if tier.algorithm == "one_shot"), default=0)
 
 
-@pytest.mark.parametrize(("workers", "limit"), [(2, 512 << 10), (3, 128 << 10), (4, 64 << 10), (8, 32 << 10)])
+@pytest.mark.parametrize(("workers", "limit"), [(2, 512 << 10), (3, 32 << 10), (4, 16 << 10), (8, 8 << 10)])
 def test_few_workers_exchange_larger_vectors_in_one_round(workers: int, limit: int) -> None:
     assert find_limit(workers) == limit
 
