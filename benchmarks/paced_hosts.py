@@ -12,6 +12,7 @@ from pathlib import Path
 from collectived.testing.daemon import Daemon
 
 _START_SECONDS = 60.0
+_PIECE_BYTES = 16 << 10  # that go at once: what a token bucket lets pass beyond its rate is no link
 
 
 @contextmanager
@@ -57,7 +58,8 @@ def _make_namespaces(count: int, megabits: int, stack: ExitStack) -> list[tuple[
         _run(f"ip -n {switch} link set port{number} master bridge up")
         _run(f"ip -n {name} addr add 10.78.0.{number + 1}/24 dev {mark}v")
         _run(f"ip -n {name} link set {mark}v up")
-        _run(f"tc -n {name} qdisc add dev {mark}v root tbf rate {megabits}mbit burst 128kb latency 50ms")
+        _run(f"ip -n {name} link set {mark}v gso_max_size {_PIECE_BYTES}")
+        _run(f"tc -n {name} qdisc add dev {mark}v root tbf rate {megabits}mbit burst {2 * _PIECE_BYTES} latency 50ms")
     return [(f"10.78.0.{number + 1}", ("ip", "netns", "exec", name)) for number, name in enumerate(names)]
 
 

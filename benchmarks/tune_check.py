@@ -47,6 +47,7 @@ _HOPELESS = 3.0  # times as long as the best: an algorithm is not measured at la
 _SECONDS = 0.6  # for a size, about
 _LONGEST = 4.0  # seconds that a call may take; larger sizes are left out
 _MOST_ROUNDS, _LEAST_ROUNDS = 40, 3
+_LEAST_LATENCY = 5e-6
 _WARM_UP = 3  # calls: the third is carried out as all later ones are
 
 Contestant = tuple[str, int]  # algorithm and shards
@@ -69,7 +70,7 @@ class Cell:
     seconds: Mapping[Contestant, float]
     auto: Contestant
     tuned: Contestant
-    crowd: float = 1.0
+    crowd: float = 0.0
 
     @property
     def best(self) -> Contestant:
@@ -131,23 +132,26 @@ def predict(cells: Sequence[Cell]) -> list[tuple[Cell, float]]:
         pair = [cell for cell in known if cell.workers == 2 and ("ring", 1) in cell.seconds]
         if len(pair) < 2:
             continue
-        model = fit(pair[0].nbytes, pair[0].seconds["ring", 1], pair[-1].nbytes, pair[-1].seconds["ring", 1])
+        model = fit(
+            pair[0].nbytes, pair[0].seconds["ring", 1], pair[-1].nbytes, pair[-1].seconds["ring", 1], pair[0].crowd
+        )
         for cell in known:
             if cell not in (pair[0], pair[-1]):
                 name, shards = cell.best
-                crowded = replace(model, crowd=max(1.0, cell.crowd))
+                crowded = replace(model, crowd=cell.crowd)
                 question = SimulationSpec((1,) * cell.workers, (cell.nbytes,), (name,), crowded)
                 found.append((cell, predict_cost(question, name, cell.nbytes, shards).seconds))
     return found
 
 
-def fit(small: int, small_seconds: float, large: int, large_seconds: float) -> Model:
+def fit(small: int, small_seconds: float, large: int, large_seconds: float, crowd: float = 0.0) -> Model:
     """The model by which a ring of two workers takes so long at two sizes: two rounds, in each a half goes each way."""
-    usual = Model()
-    overhead = min(usual.overhead, small_seconds / 16)
     bandwidth = (large - small) / (large_seconds - small_seconds)
-    latency = small_seconds / 2 - 2 * overhead
-    return Model(LinkClass(latency, bandwidth), overhead=overhead, fold=1e12, stream=bandwidth)
+    usual = Model(overhead=min(Model().overhead, small_seconds / 16), crowd=crowd)
+    latency = max(_LEAST_LATENCY, small_seconds / 2 - usual.message_seconds(2, 1.0))
+    return replace(
+        usual, across=LinkClass(latency, bandwidth), fold=1e12, stream=bandwidth, copied=max(usual.copied, bandwidth)
+    )
 
 
 def table_of(cells: Sequence[Cell]) -> str:

@@ -6,8 +6,8 @@ A *link class* has a latency and a bandwidth per direction. All participants of 
 slowest part, and rounds follow each other. This is the Hockney model with the overhead of LogP (R. Hockney, Parallel
 Computing 1994; D. Culler et al., PPoPP 1993).
 
-Where several hosts are workers of one machine with fewer processors, they are *crowded*: what all of them have to do in
-a round is shared out among its processors, and whoever receives has to be woken first.
+Where several hosts are workers of one machine with few processors, what all of them have to do in a round is shared out
+among these. A worker that has no processor for itself, beside its ranks, sleeps until a message wakes it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Model:
         overhead: seconds per message, for its sender and for its receiver.
         fold: bytes folded per second.
         stream: bytes per second that one connection reaches.
-        crowd: workers per processor of the machine on which they are most crowded; 1 where each has its own.
-        wakeup: seconds of processor time per message between workers that are crowded.
+        crowd: workers per processor, of the machine on which they are most crowded.
+        wakeup: seconds of processor time per message between workers without a processor for themselves.
         copied: bytes per second that one processor sends and receives.
     """
 
@@ -44,17 +44,22 @@ class Model:
     overhead: float = 5e-6
     fold: float = 5e9
     stream: float = 2.5e9
-    crowd: float = 1.0
-    wakeup: float = 25e-6
+    crowd: float = 0.0
+    wakeup: float = 20e-6
     copied: float = 1e9
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a worker shares its processor, with its rank at least."""
+        return self.crowd > 0.5
 
     def message_seconds(self, messages: int, busy: float) -> float:
         """What messages between hosts cost the host that has so many of them, while the part `busy` of all has some."""
-        return messages * max(1.0, self.crowd * busy) * (self.overhead + (self.wakeup if self.crowd > 1 else 0.0))
+        return messages * max(1.0, self.crowd * busy) * (self.overhead + (self.wakeup if self.is_crowded else 0.0))
 
     def transfer_seconds(self, sent: float, received: float, busy: float) -> float:
         """How long bytes between hosts take, of the host that has the most of them."""
-        work = self.crowd * busy * (sent + received) / 2 / self.copied if self.crowd > 1 else 0.0
+        work = max(1.0, self.crowd * busy) * (sent + received) / 2 / self.copied if self.is_crowded else 0.0
         return max(sent / self.across.bandwidth, received / self.across.bandwidth, work)
 
 

@@ -50,7 +50,7 @@ def parse_arguments(arguments: list[str]) -> SimulateOptions:
         overhead=options.overhead * _MICRO,
         fold=options.fold * _GB,
         stream=options.stream * _GBIT,
-        crowd=max(1.0, options.crowd),
+        crowd=options.crowd,
     )
     names: tuple[str, ...] = options.algorithms
     if not names or names == ("all",):
@@ -96,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
         ("--fold", "GB", plain.fold / _GB, "folded per second, GB"),
         ("--crowd", "N", plain.crowd, "workers that share a processor, where several hosts are one machine"),
     ):
-        number = _float_type(zero=unit == "US")
+        number = _float_type(zero=unit in ("US", "N"))
         costs.add_argument(option, type=number, default=default, metavar=unit, help=f"{about} (default: {default:g})")
     return parser
 

@@ -83,7 +83,7 @@ def test_one_participant_takes_no_time() -> None:
 @pytest.mark.parametrize("size", (2, 3, 4, 5, 8, 17, 64))
 @pytest.mark.parametrize("name", TIMES)
 def test_the_closed_forms_agree_with_the_simulator(name: str, size: int, processors: int) -> None:
-    model = Model(crowd=max(1.0, size / processors))
+    model = Model(crowd=size / processors)
     for nbytes in SIZES:
         predicted, simulated = TIMES[name](size, nbytes, model), flat(name, size, nbytes, model).seconds
         if name == "double_tree":

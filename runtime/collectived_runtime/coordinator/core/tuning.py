@@ -33,15 +33,15 @@ def add_stored_table(
 
 
 def measure_crowd(workers: Iterable[WorkerHello]) -> float:
-    """Workers per processor on the machine where they are most crowded; 1 where none has to share."""
+    """Workers per processor on the machine where they are most crowded; 0 where that is not known."""
     machines: dict[str, list[int]] = {}
     for worker in workers:
         if worker.clock and worker.processors:
             machines.setdefault(worker.clock, []).append(worker.processors)
-    return max((len(processors) / max(processors) for processors in machines.values()), default=1.0)
+    return max((len(processors) / max(processors) for processors in machines.values()), default=0.0)
 
 
-def make_table(peers: Sequence[Peer], model: Model | None = None, crowd: float = 1.0) -> tuple[Tier, ...]:
+def make_table(peers: Sequence[Peer], model: Model | None = None, crowd: float = 0.0) -> tuple[Tier, ...]:
     """The table of a generation of these workers.
 
     Args:
@@ -49,7 +49,7 @@ def make_table(peers: Sequence[Peer], model: Model | None = None, crowd: float =
         crowd: as `measure_crowd` says.
     """
     hosts = tuple(len(peer.ranks) for peer in peers)
-    topology = HostLayout(hosts, replace(model or UNMEASURED, crowd=max(1.0, crowd)))
+    topology = HostLayout(hosts, replace(model or UNMEASURED, crowd=crowd))
     most = _one_shot_limit(len(hosts))
     large = [row for row in choose(topology, CANDIDATES) if row.limit < 0 or row.limit > most]
     rows = choose(topology, ("one_shot", *CANDIDATES))

@@ -42,9 +42,9 @@ def hello(machine: str, processors: int) -> WorkerHello:
     [
         ([hello("a", 64), hello("b", 64)], 1 / 64),
         ([hello("a", 2)] * 3 + [hello("b", 64)], 1.5),
-        ([hello("", 2)] * 8, 1.0),
-        ([hello("a", 0)] * 8, 1.0),
-        ([], 1.0),
+        ([hello("", 2)] * 8, 0.0),
+        ([hello("a", 0)] * 8, 0.0),
+        ([], 0.0),
     ],
     ids=["machines of their own", "three on one", "machine not known", "processors not told", "nobody"],
 )
