@@ -7,26 +7,15 @@ run; `…` stands for any lines.
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from collectived_launcher.status.discovery import find_target, request_status
-from collectived_proto.v1.status_pb2 import StatusReply
+from tests.docs.stage import Stage, missing, reply, set_stage, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "operate" / "troubleshooting.md"
-PATIENCE = 60.0
-_KEPT = r"ranks? \d+(?:, \d+)*|#\d+|\.py:\d+|(?:mode|uid) 0\d+|\d+ of \d+ ranks?|exit status \d+|_arrive\":\d+"
 _ELLIPSIS = "…"
 
 
@@ -48,86 +37,10 @@ def steps(body: str) -> Iterator[tuple[str, list[str]]]:
             yield command, [line for line in shown if line != _ELLIPSIS]
 
 
-def plain(text: str) -> str:
-    """Without what differs from run to run: numbers but those that are the point, paths, hosts, layout."""
-    text = re.sub(r"(?<![\w:.])(unix:)?/(?!job:)[\w./-]+", "PATH", text)
-    text = re.sub(r"host [\w.-]+", "host H", text)
-    text = re.sub(rf"({_KEPT})|\d+(?:\.\d+)?", lambda found: found[1] or "N", text)
-    return " ".join(re.sub("─+", "─", text).split())
-
-
-class Stage:
-    """A shell in a folder with the programs, and a runtime directory of its own."""
-
-    def __init__(self, folder: Path, runtime: str) -> None:
-        self._folder = folder
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self._environment = {**os.environ, "PATH": path, "XDG_RUNTIME_DIR": runtime}
-        self._job: subprocess.Popen[bytes] | None = None
-        for name, source in programs().items():
-            (folder / name).write_text(source)
-
-    def run(self, command: str) -> str:
-        done = subprocess.run(self._shell(command), timeout=PATIENCE, **self._place(subprocess.PIPE))
-        return str(done.stdout.decode())
-
-    def start(self, command: str) -> None:
-        with (self._folder / "job.txt").open("wb") as file:
-            self._job = subprocess.Popen(self._shell(f"exec {command}"), **self._place(file))
-
-    def said(self) -> str:
-        """What the job has printed so far."""
-        return (self._folder / "job.txt").read_text()
-
-    def end(self) -> None:
-        if self._job is not None:
-            self._job.send_signal(signal.SIGTERM)
-            try:
-                self._job.wait(PATIENCE)
-            finally:
-                self._job.kill()
-                self._job.wait()
-            self._job = None
-
-    def _shell(self, command: str) -> list[str]:
-        return ["bash", "-c", command]
-
-    def _place(self, output: object) -> dict[str, Any]:
-        return {
-            "cwd": self._folder,
-            "env": self._environment,
-            "stdin": subprocess.DEVNULL,
-            "stdout": output,
-            "stderr": subprocess.STDOUT,
-        }
-
-
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    for name in ("COLLECTIVED_WORKER", "COLLECTIVED_JOB", "COLLECTIVED_TIMEOUT", "COLUMNS", "PYTHONUNBUFFERED"):
-        monkeypatch.delenv(name, raising=False)
-    with tempfile.TemporaryDirectory(prefix="cd-", dir="/tmp") as runtime:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
-        made = Stage(tmp_path, runtime)
-        try:
-            yield made
-        finally:
-            made.end()
-        assert os.listdir(runtime) == []
-
-
-def until(reached: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not reached():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
-
-
-def reply() -> StatusReply | None:
-    try:
-        return request_status(find_target(None, None, os.environ))
-    except Exception:  # not up yet, or too busy to answer
-        return None
+    with set_stage(tmp_path, programs(), monkeypatch) as made:
+        yield made
 
 
 def misses_rank_2() -> bool:
@@ -167,12 +80,6 @@ def test_what_the_page_shows_comes_out(title: str, stage: Stage) -> None:
 
 def _all_said(shown: list[str], stage: Stage) -> bool:
     return not missing(shown, stage.said())
-
-
-def missing(shown: list[str], said: str) -> list[str]:
-    """Lines of the page that did not come out."""
-    found = plain(said)
-    return [line for line in shown if plain(line) not in found]
 
 
 def test_every_command_of_ours_on_the_page_exists() -> None:
