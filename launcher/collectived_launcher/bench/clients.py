@@ -78,11 +78,14 @@ def choose_target(
         return _own_rank_target(workers or clients or worker or job, environment)
     if workers:
         return BenchTarget(workers, clients or 2)
-    running = [one for one in job_files.list_running_jobs() if one.workers]
+    known = job_files.list_running_jobs()
+    running = [one for one in known if one.workers]
     if job:
-        from collectived_launcher.status.discovery import find_job  # imports gRPC
+        from collectived_launcher.status.discovery import Unreachable, find_job  # imports gRPC
 
-        running = [find_job(job, running)]
+        running = [find_job(job, known)]
+        if not running[0].workers:
+            raise Unreachable(f"no worker of job {job!r} serves: {', '.join(running[0].away)}")
     elif named := worker or environment.get("COLLECTIVED_WORKER"):
         found = next((one for one in running if named in one.workers), None)
         name, coordinator = (found.job, found.coordinator) if found else ("", "")

@@ -48,7 +48,8 @@ def simulate(
     """
     model = model or Model()
     home = {participant: number for number, host in enumerate(hosts) for participant in host}
-    watched = [[(me, iter(plan_of(me))) for me in hosts[number]] for number in sample_hosts(len(hosts), sample)]
+    numbers = sample_hosts(len(hosts), len(hosts) if model.is_crowded else sample)  # crowded: how many take part counts
+    watched = [[(me, iter(plan_of(me))) for me in hosts[number]] for number in numbers]
     seconds, rounds = 0.0, 0
     while True:
         current = [[(me, next(rest, None)) for me, rest in host] for host in watched]

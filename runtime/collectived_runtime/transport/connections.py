@@ -173,12 +173,9 @@ class ConnectionServer:
                 self._early_links |= {
                     k: (math.inf, link) for k, (_, link) in self._early_links.items() if k[:2] == generation
                 }
-            for key in keys:
-                early = self._early_links.pop(key, None)
-                if early is not None:
-                    arrived(early[1])
-                else:
-                    self._expected[key] = arrived
+            self._expected |= dict.fromkeys((key for key in keys if key not in self._early_links), arrived)
+            for early in [self._early_links.pop(key) for key in keys if key in self._early_links]:
+                arrived(early[1])
 
         if keys:
             self._call_soon_threadsafe(enter)

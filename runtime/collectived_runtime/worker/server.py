@@ -377,6 +377,7 @@ class _Worker:
             draining=bool(self.drain_state.refusal),
             clock=clock_sync.clock_id(),
             processors=count_cores(),
+            machine_processors=os.cpu_count() or 0,
             link_secret=self.coordinator_client.link_secret,
         )
 

@@ -46,7 +46,8 @@ class WorkerHello:
     link_secret: str = field(default="", repr=False)  # that a coordinator has given it
     nccl: int = 0
     clock: str = ""  # equal names are one machine
-    processors: int = 0  # of that machine, as far as it may use them; 0: not known
+    processors: int = 0  # that it may use; 0: not known
+    machine_processors: int = 0
 
     def __str__(self) -> str:
         return f"worker {self.task} (host {self.host}, pid {self.pid})"

@@ -117,7 +117,8 @@ def _handle_p2p_report(
         gone = verdicts.make_verdict(generation, decision, start, now)
         yield SendToWorker(task, replace(gone, orderly=True))
     else:
-        level: Level = "debug" if generation.idle else "warning"
+        # Of a rank that has said goodbye a worker asks at once, and may be quicker than what that rank's own tells.
+        level: Level = "warning" if report.timeout_seconds and not generation.idle else "debug"
         yield Log(level, verdicts.p2p_wait_warning(generation, report, now))
 
 

@@ -34,11 +34,18 @@ def add_stored_table(
 
 def measure_crowd(workers: Iterable[WorkerHello]) -> float:
     """Workers per processor on the machine where they are most crowded; 0 where that is not known."""
-    machines: dict[str, list[int]] = {}
+    machines: dict[str, list[WorkerHello]] = {}
     for worker in workers:
         if worker.clock and worker.processors:
-            machines.setdefault(worker.clock, []).append(worker.processors)
-    return max((len(processors) / max(processors) for processors in machines.values()), default=0.0)
+            machines.setdefault(worker.clock, []).append(worker)
+    return max(map(_measure_machine, machines.values()), default=0.0)
+
+
+def _measure_machine(workers: Sequence[WorkerHello]) -> float:
+    """What each may use is taken for its own where the machine has that many, else for the same processors."""
+    shares = [worker.processors for worker in workers]
+    is_own = sum(shares) <= max(worker.machine_processors for worker in workers)
+    return 1 / min(shares) if is_own else len(shares) / max(shares)
 
 
 def make_table(peers: Sequence[Peer], model: Model | None = None, crowd: float = 0.0) -> tuple[Tier, ...]:

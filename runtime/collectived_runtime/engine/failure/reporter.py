@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from collectived_proto.cause import Cause
@@ -16,6 +16,7 @@ from collectived_proto.report.phrases import peer_text
 from collectived_proto.types import ANY_SOURCE, Report, ReportKind, Verdict, unscoped_name
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.failure import local_verdict
+from collectived_runtime.engine.failure.verdict_agreement import BY_COORDINATOR
 from collectived_runtime.engine.submit.tracker import Instance, InstanceTracker, receives_from_all
 from collectived_runtime.logs import log_fields, verdict_fields
 from collectived_runtime.transport.link import LinkBroken, LinkRefused
@@ -27,9 +28,6 @@ _EARLY_SECONDS = 0.05  # by which a deadline may be taken for passed before it h
 _ANY = -1  # whatever instance comes next
 DECIDE_ALONE_SECONDS = 0.1  # how long a group loop waits for the coordinator's verdict before it decides for itself
 DECIDE_ALONE_STEPS = 2  # with those of a listening fewer than a client's, which is to be late no less often
-DECIDE_ALONE_WORKER_SECONDS = (
-    0.00025  # the same for each worker of the group: the coordinator tells one after the other
-)
 MISMATCH_DECIDE_ALONE_SECONDS = 1.0  # the same where nothing but the truth about who differs is waited for
 REFUSED_DECIDE_ALONE_SECONDS = 1.0  # the same where the coordinator finds out whether the worker at the other end lives
 NCCL_DECIDE_ALONE_SECONDS = (
@@ -59,12 +57,12 @@ class _Departure:
     Attributes:
         patience: with the coordinator, until it is looked whether that is still there.
         give_up_at: when this worker decides alone, though the coordinator is there.
-        is_asked: whether a send or receive waits for the rank.
+        question: what the coordinator was asked for a send or receive that waits for the rank.
     """
 
     patience: Patience
     give_up_at: float
-    is_asked: bool = False
+    question: Report | None = None
 
 
 class FaultReporter:
@@ -169,13 +167,13 @@ class FaultReporter:
         """A send or recv of `rank` has waited for `peer` beyond its deadline."""
         report = self._tracker.make_report(ReportKind.OVERDUE, -1, rank=rank, text=text, timeout=timeout)
         report = replace(report, peer=peer)
-        self._pending_decisions.setdefault(_ANY, (self._await_coordinator(DECIDE_ALONE_SECONDS), report))
+        self._pending_decisions.setdefault(_ANY, (_wait_for_coordinator(), report))
         self._send_report(report)
 
     def report_unclaimed(self, rank: int, peer: int, text: str) -> None:
         """There is no memory for what rank `peer` has sent to `rank`, which has not asked for it."""
         report = replace(self._tracker.make_report(ReportKind.UNCLAIMED, -1, rank=rank, text=text), peer=peer)
-        self._pending_decisions.setdefault(_ANY, (self._await_coordinator(DECIDE_ALONE_SECONDS), report))
+        self._pending_decisions.setdefault(_ANY, (_wait_for_coordinator(), report))
         self._send_report(report)
 
     def report_unanswered(self, rank: int, peer: int, waited: float, text: str) -> None:
@@ -252,19 +250,13 @@ class FaultReporter:
         if peer not in self._departed_from or self._is_announced(peer):
             return
         departure = self._pending_departures.setdefault(peer, self._await_departure())
-        if not departure.is_asked:
-            departure.is_asked = True
-            self._send_report(
-                replace(self._tracker.make_report(ReportKind.UNANSWERED, -1, rank=rank, text=text), peer=peer)
-            )
+        if departure.question is None:
+            report = self._tracker.make_report(ReportKind.UNANSWERED, -1, rank=rank, text=text)
+            departure.question = replace(report, peer=peer)
+            self._send_report(departure.question)
 
     def _await_departure(self) -> _Departure:
-        return _Departure(self._await_coordinator(DECIDE_ALONE_SECONDS), time.monotonic() + self._lost_after)
-
-    def _await_coordinator(self, seconds: float) -> Patience:
-        """From now on. Whoever gives up too soon dials all the others, who do the same."""
-        all_told = seconds + DECIDE_ALONE_WORKER_SECONDS * len(self.topology.peers)
-        return Patience(all_told, time.monotonic(), DECIDE_ALONE_STEPS)
+        return _Departure(_wait_for_coordinator(), time.monotonic() + self._lost_after)
 
     def _add_departures(self, ranks: Iterable[int], first: int) -> None:
         for rank in ranks:
@@ -293,22 +285,35 @@ class FaultReporter:
             waits = (
                 self._tracker.find_verdict(first) is None
                 if first < messages.P2P_BASE
-                else departure.is_asked and not self._is_announced(rank)
+                else departure.question is not None and not self._is_announced(rank)
             )
             if waits and self._is_connected() and now < departure.give_up_at:
-                departure.patience = self._await_coordinator(DECIDE_ALONE_SECONDS)
+                departure.patience = _wait_for_coordinator()
+                if departure.question is not None:  # which may have come before the rank's own leave: nobody answered
+                    self._send_report(departure.question)
                 continue
             del self._pending_departures[rank]
             if waits:
                 together.setdefault(first, []).append(rank)
         for first, ranks in sorted(together.items()):
-            instance = self._tracker.instances.get(first)
-            op = str(instance.collective.operation) if instance else ""
-            self._apply_verdict(
-                local_verdict.make_departure_verdict(
-                    self.topology, self._worker, self._tracker.generation, first, op, sorted(ranks)
-                )
+            self._apply_departure(first, ranks)
+
+    def _apply_departure(self, first: int, ranks: Iterable[int]) -> None:
+        instance = self._tracker.instances.get(first)
+        op = str(instance.collective.operation) if instance else ""
+        self._apply_verdict(
+            local_verdict.make_departure_verdict(
+                self.topology, self._worker, self._tracker.generation, first, op, sorted(ranks)
             )
+        )
+
+    def report_stranded(self, verdict: Verdict, failing: Sequence[Instance]) -> None:
+        """Instances fail by a departure, which the coordinator takes for no failure unless it knows that ranks waited:
+        a worker that has heard the goodbye itself tells it so.
+        """
+        heard = any(member.rank in self._departed_from for member in verdict.missing)
+        if verdict.orderly and failing and heard and verdict.decided_by == BY_COORDINATOR:
+            self._send_report(self._tracker.make_report(ReportKind.PENDING, failing[0].number))
 
     def _record_departure(self, report: Report) -> Report:
         """Where a rank goes, the report says what it submitted last too, and is kept."""
@@ -378,7 +383,7 @@ class FaultReporter:
         first = report.instance + 1 if report.kind is ReportKind.LOST else max(0, report.instance)
         known = self._tracker.find_verdict(first)
         if known is None or known.orderly:
-            patience, counts = self._await_coordinator(self._decision_delay(report)), report
+            patience, counts = _wait_for_coordinator(self._decision_delay(report)), report
             if first in self._pending_decisions:
                 earlier_patience, earlier = self._pending_decisions[first]
                 patience = min(earlier_patience, patience, key=lambda one: one.end)
@@ -408,6 +413,11 @@ class FaultReporter:
         if not waits:  # it has completed after all
             return
         first = max(0, first)
+        if report.kind is ReportKind.EXPIRED:
+            gone = [rank for rank, start in self._departed_from.items() if start <= first]
+            if gone:  # it could not have completed, whatever else was waited for
+                self._apply_departure(min(self._departed_from[rank] for rank in gone), gone)
+                return
         instance = tracker.instances.get(first)
         op = str(instance.collective.operation) if instance else ""
         self._apply_verdict(
@@ -443,6 +453,11 @@ class FaultReporter:
                 seconds=round(now - instance.first_arrival.arrived_at, 3),
             ),
         )
+
+
+def _wait_for_coordinator(seconds: float | None = None) -> Patience:
+    """From now on."""
+    return Patience(DECIDE_ALONE_SECONDS if seconds is None else seconds, time.monotonic(), DECIDE_ALONE_STEPS)
 
 
 def _is_more_specific(report: Report, earlier: Report) -> bool:

@@ -445,6 +445,7 @@ class Generation:
             else:
                 self._expired.append((local_rank, number))
         self.reporter.log_verdict(verdict, bool(failing))
+        self.reporter.report_stranded(verdict, failing)
 
     def _stop_execution(self) -> None:
         running = self.execution

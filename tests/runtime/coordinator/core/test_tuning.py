@@ -33,8 +33,8 @@ def test_larger_vectors_go_as_on_any_number_of_workers() -> None:
     assert table == (Tier("one_shot", 1, 512 << 10, 1 << 20), Tier("halving_doubling", 1, -1, 1 << 20))
 
 
-def hello(machine: str, processors: int) -> WorkerHello:
-    return WorkerHello(0, "i", "host", 1, clock=machine, processors=processors)
+def hello(machine: str, processors: int, of: int = 0) -> WorkerHello:
+    return WorkerHello(0, "i", "host", 1, clock=machine, processors=processors, machine_processors=of or processors)
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,21 @@ def hello(machine: str, processors: int) -> WorkerHello:
     [
         ([hello("a", 64), hello("b", 64)], 1 / 64),
         ([hello("a", 2)] * 3 + [hello("b", 64)], 1.5),
+        ([hello("a", 8, of=64)] * 8, 1 / 8),
+        ([hello("a", 8, of=64)] * 9, 9 / 8),
         ([hello("", 2)] * 8, 0.0),
         ([hello("a", 0)] * 8, 0.0),
         ([], 0.0),
     ],
-    ids=["machines of their own", "three on one", "machine not known", "processors not told", "nobody"],
+    ids=[
+        "machines of their own",
+        "three on one",
+        "shares of one",
+        "more than one has",
+        "machine not known",
+        "processors not told",
+        "nobody",
+    ],
 )
 def test_the_most_crowded_machine_counts(workers: list[WorkerHello], crowd: float) -> None:
     assert measure_crowd(workers) == crowd

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from collectived_proto.errors import Code
 from collectived_proto.types import (
     AllReduce,
     Barrier,
@@ -94,17 +95,15 @@ def make_reporter(
     ranks_here: tuple[int, ...],
     decided: list[Verdict],
     is_connected: Callable[[], bool] = lambda: True,
-    workers: int = 2,
+    report: Callable[[Report], object] = lambda report: None,
 ) -> FaultReporter:
-    size = max(8, workers)
-    members = tuple(Member(rank, f"CPU:{rank}", 0, "host0", 70 + rank) for rank in range(size))
+    members = tuple(Member(rank, f"CPU:{rank}", 0, "host0", 70 + rank) for rank in range(8))
     group = GroupInfo("job/train", 7, 100, members)
-    elsewhere = [rank for rank in range(size) if rank not in ranks_here]
-    shares = [tuple(elsewhere[first :: workers - 1]) for first in range(workers - 1)]
-    peers = tuple(Peer(task, "i", f"host{task}", "h:1", ranks) for task, ranks in enumerate([ranks_here, *shares]))
+    elsewhere = tuple(rank for rank in range(8) if rank not in ranks_here)
+    peers = (Peer(0, "i", "host0", "h:1", ranks_here), Peer(1, "i", "host1", "h:2", elsewhere))
     topology = GroupTopology.from_peers(group, peers, 0, ())
     tracker = InstanceTracker(7, 100, ranks_here, 1.0, 100.0)
-    coordinator = CoordinatorAccess(lambda report: None, LOST_AFTER, is_connected)
+    coordinator = CoordinatorAccess(report, LOST_AFTER, is_connected)
     return FaultReporter(topology, tracker, "worker 0", coordinator, decided.append)
 
 
@@ -158,14 +157,27 @@ def test_of_a_departure_a_worker_decides_alone_as_soon_as_it_knows_that_the_coor
     assert gone_at <= clock.now <= gone_at + 2 * DECIDE_ALONE_SECONDS
 
 
-@pytest.mark.parametrize(("workers", "seconds"), [(2, 0.1005), (1024, 0.356)])
-def test_of_a_fault_a_coordinator_that_has_many_workers_to_tell_is_given_more_time(
-    workers: int, seconds: float, clock: Clock
-) -> None:
+def test_who_waits_for_a_rank_that_said_goodbye_asks_until_the_coordinator_knows_of_it(clock: Clock) -> None:
     decided: list[Verdict] = []
-    reporter = make_reporter((0,), decided, workers=workers)
+    reports: list[Report] = []
+    reporter = make_reporter((0,), decided, report=reports.append)
+    reporter.mark_worker_gone(1)
+    reporter.report_if_departed(0, 1, "recv(source=1)")
+    for _ in range(8):
+        step(reporter, clock)
+    assert not decided and len(reports) >= 3
+    assert {(report.kind, report.rank, report.peer) for report in reports} == {(ReportKind.UNANSWERED, 0, 1)}
+
+
+def test_at_its_deadline_an_instance_that_a_rank_has_left_names_that_rank(clock: Clock) -> None:
+    decided: list[Verdict] = []
+    reporter = make_reporter((0,), decided)
+    reporter.report_worker_left(1, 3)
+    reporter.report_late(3, 0, "barrier()", 0.5)
     begin = clock.now
-    reporter.report_fault(ReportKind.LOST, -1, rank=0)
     while not decided:
         step(reporter, clock)
-    assert clock.now - begin == pytest.approx(seconds)
+    (verdict,) = decided
+    assert clock.now - begin <= 2 * DECIDE_ALONE_SECONDS
+    assert (verdict.code, verdict.from_instance, verdict.orderly) == (Code.ABORTED, 3, True)
+    assert [member.rank for member in verdict.missing] == list(range(1, 8))
