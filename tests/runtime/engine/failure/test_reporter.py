@@ -95,7 +95,7 @@ def make_reporter(
     ranks_here: tuple[int, ...],
     decided: list[Verdict],
     is_connected: Callable[[], bool] = lambda: True,
-    report: Callable[[Report], object] = lambda report: None,
+    report: Callable[[Report], None] = lambda report: None,
 ) -> FaultReporter:
     members = tuple(Member(rank, f"CPU:{rank}", 0, "host0", 70 + rank) for rank in range(8))
     group = GroupInfo("job/train", 7, 100, members)
