@@ -93,7 +93,7 @@ def test_names_that_nobody_has_are_refused() -> None:
 
 
 def test_a_number_that_stands_for_many_cannot_be_named() -> None:
-    with pytest.raises(StartupError, match="'65534' is user 65534, which stands for everybody"):
+    with pytest.raises(StartupError, match="'65534' is user 65534, which stands for every user"):
         resolve_allowed_users(["65534"], [])
 
 
@@ -111,5 +111,7 @@ def test_where_somebody_is_named_the_folders_group_alone_is_not_enough(tmp_path:
 
 def test_to_name_somebody_whom_the_folder_keeps_out_is_an_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
-    with pytest.raises(StartupError, match=rf"let nobody in at {tmp_path}: it has mode 0700, .*chmod 711"):
+    with pytest.raises(
+        StartupError, match=rf"let nobody in at {tmp_path}: with mode 0700 other users cannot .*chmod 711"
+    ):
         apply_folder_mode(SERVES_ANN, tmp_path)

@@ -84,6 +84,7 @@ def test_a_rank_that_hangs_is_the_root_cause_though_the_launcher_has_to_end_it(p
 
 STALLS = """
 with cd.connect() as session, session.join() as group:
+    group.barrier()
     if rank == 2:
         time.sleep(100)
     group.all_reduce("sum", np.ones(4), timeout=1.5)
