@@ -20,7 +20,15 @@ from collectived_proto.report.labels import (
     list_client_versions,
     worker_state,
 )
-from collectived_proto.report.phrases import MAX_NAMED, format_duration, numbers_text, peer_text, ranks_text, stack_text
+from collectived_proto.report.phrases import (
+    MAX_NAMED,
+    format_duration,
+    names_text,
+    numbers_text,
+    peer_text,
+    ranks_text,
+    stack_text,
+)
 from collectived_proto.report.quantities import format_bytes
 from collectived_proto.types import ANY_SOURCE, Member, unscoped_name
 from collectived_proto.v1 import status_pb2 as pb
@@ -354,11 +362,11 @@ def _find_insecure(reply: pb.StatusReply) -> Iterator[StatusFinding]:
     who = ["the coordinator"] if reply.coordinator.insecure else []
     who += [f"worker {worker.task} (host {worker.host})" for worker in reply.workers if worker.insecure]
     if who:
-        shown = ", ".join(who[:MAX_NAMED]) + (f" and {len(who) - MAX_NAMED} more" if len(who) > MAX_NAMED else "")
         yield StatusFinding(
             FindingKind.INSECURE,
             Severity.WARNING,
-            f"{shown}: any process that can connect to {'it' if len(who) == 1 else 'them'} may do all (--insecure)",
+            f"{names_text(who)}: any process that can connect to "
+            f"{'it' if len(who) == 1 else 'them'} may do all (--insecure)",
         )
 
 

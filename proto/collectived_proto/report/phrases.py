@@ -61,9 +61,7 @@ def peer_text(peer: int) -> str:
 
 
 def members_text(members: Sequence[Member]) -> str:
-    named = ", ".join(str(member) for member in members[:MAX_NAMED])
-    more = len(members) - MAX_NAMED
-    return f"{named} and {more} more" if more > 0 else named
+    return names_text([str(member) for member in members])
 
 
 def names_text(names: Sequence[str]) -> str:

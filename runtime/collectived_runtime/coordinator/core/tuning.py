@@ -11,7 +11,7 @@ from collectived_runtime.plan.auto import HostLayout, Row, choose
 from collectived_runtime.plan.cost_model import LinkClass, Model
 
 UNMEASURED = Model(LinkClass(30e-6, 4e8))
-"""Links of which nothing is known are taken for something between 1 and 10 Gbit/s, which is least wrong on either."""
+"""Links of which nothing is known: about the geometric mean of 1 and 10 Gbit/s."""
 CANDIDATES = ("tree", "halving_doubling", "ring", "shuffle")
 COLLECTED_BYTES = 512 << 10
 """One shot keeps what everybody sent apart until it folds: worth it only while that stays in the cache."""

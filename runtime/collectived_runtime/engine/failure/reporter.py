@@ -275,7 +275,7 @@ class FaultReporter:
     def _decide_departures(self, now: float) -> None:
         """Says which ranks have left, where the coordinator has not: those before the same instance together.
 
-        Who leaves harms nobody: a coordinator that is there and only late is waited for.
+        An orderly departure does no harm: a coordinator that is connected and only late is waited for.
         """
         due = [(rank, one) for rank, one in self._pending_departures.items() if one.patience.is_over(now)]
         together: dict[int, list[int]] = {}
@@ -308,8 +308,9 @@ class FaultReporter:
         )
 
     def report_stranded(self, verdict: Verdict, failing: Sequence[Instance]) -> None:
-        """Instances fail by a departure, which the coordinator takes for no failure unless it knows that ranks waited:
-        a worker that has heard the goodbye itself tells it so.
+        """Tell the coordinator that a departure has made instances fail, so that it records a failure.
+
+        Only a worker that has heard the goodbye itself does so: not all of a large group.
         """
         heard = any(member.rank in self._departed_from for member in verdict.missing)
         if verdict.orderly and failing and heard and verdict.decided_by == BY_COORDINATOR:
