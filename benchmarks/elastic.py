@@ -60,6 +60,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=RANKS, help="of the second part")
     parser.add_argument("--write", action="store_true", help="put the table into docs/internals/performance.md")
     arguments = parser.parse_args()
+    if arguments.workers < 2:
+        parser.error(f"--workers {arguments.workers}: 2 or more are needed, for a group whose last rank leaves")
+    if arguments.ranks < 1 or arguments.ranks % arguments.workers:
+        parser.error(f"--ranks {arguments.ranks}: expected a multiple of the {arguments.workers} workers")
     with paced_hosts(arguments.workers, None) as addresses:
         alone = measure(addresses, 1, ROUNDS)
         many = measure(addresses, arguments.ranks // arguments.workers, 1)
@@ -92,8 +96,8 @@ def measure(addresses: Sequence[str], ranks_per_worker: int, rounds: int) -> Ste
     size = len(addresses) * ranks_per_worker
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(size)
-    shares = [range(first, size, _PROCESSES) for first in range(_PROCESSES)]
-    with ProcessPoolExecutor(_PROCESSES, mp_context=context, initializer=_keep, initargs=(barrier,)) as pool:
+    shares = share_out(size)
+    with ProcessPoolExecutor(len(shares), mp_context=context, initializer=_keep, initargs=(barrier,)) as pool:
         running = [pool.submit(run_ranks, list(addresses), share, size, rounds) for share in shares]
         spans = [found for one in running for found in one.result()]
     seconds = {
@@ -105,6 +109,12 @@ def measure(addresses: Sequence[str], ranks_per_worker: int, rounds: int) -> Ste
         for step in STEPS
     }
     return Steps(seconds, busy, max(int(rank["links"][0][0]) for rank in spans if rank["links"]))
+
+
+def share_out(size: int) -> list[range]:
+    """The ranks of each process. Every process has one at least, since a pool of no threads cannot be made. Pure."""
+    processes = min(_PROCESSES, size)
+    return [range(first, size, processes) for first in range(processes)]
 
 
 def elapsed(spans: Sequence[Span]) -> float:
