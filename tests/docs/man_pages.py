@@ -13,7 +13,25 @@ from collectived_launcher.__main__ import collectived as command
 from collectived_proto.types import RELEASE
 
 FOLDER = ROOT / "launcher" / "man"
-_HOME = "The pages of the project: docs/README.md"
+RELATED = {  # the commands whose pages a reader of this one wants next
+    "launch": ("run", "status", "top", "logs", "doctor"),
+    "run": ("up", "launch", "logs", "status"),
+    "up": ("down", "run", "drain", "logs", "certs", "doctor"),
+    "down": ("up", "drain"),
+    "logs": ("status", "up", "launch"),
+    "drain": ("down", "status", "worker"),
+    "status": ("top", "trace", "logs", "drain", "doctor"),
+    "top": ("status", "trace"),
+    "trace": ("status", "top"),
+    "bench": ("simulate", "doctor"),
+    "doctor": ("status", "bench", "up"),
+    "simulate": ("bench",),
+    "completion": (),
+    "config": ("coordinator", "worker"),
+    "certs": ("coordinator", "worker", "up"),
+    "coordinator": ("worker", "config", "certs", "drain"),
+    "worker": ("coordinator", "config", "certs", "drain"),
+}
 
 
 def fresh() -> dict[str, str]:
@@ -42,7 +60,7 @@ def _make_page(name: str, found: click.Command) -> str:
             if name != "collectived":
                 lines += [".RS", *_options(part, click.Context(part, info_name=verb), heading=False), ".RE"]
     if found.epilog:
-        lines += [".SH EXIT STATUS", *_paragraphs(found.epilog.removeprefix("Exit status: "))]
+        lines += [".SH EXIT STATUS", *_exit_statuses(found.epilog)]
     return _close(lines, name)
 
 
@@ -54,15 +72,22 @@ def _options(found: click.Command, context: click.Context, heading: bool = True)
         yield from (".TP", f".B {escape(spelling)}", escape(meaning))
 
 
+def _exit_statuses(text: str) -> Iterator[str]:
+    for part in text.strip().removeprefix("Exit status: ").rstrip(".").split(", "):
+        status, _, meaning = part.partition(" ")
+        yield from (".TP", f".B {status}", f"{_capitalized(meaning)}.")
+
+
 def _make_daemon_page(verb: str, parser: argparse.ArgumentParser) -> str:
     name, formatter = f"collectived {verb}", argparse.HelpFormatter("collectived")
     lines = [*_head(name, parser.description or ""), f".B {escape(name)}", escape("[OPTIONS]")]
-    lines += [".SH DESCRIPTION", *_paragraphs(parser.description or ""), ".SH OPTIONS"]
+    lines += [".SH DESCRIPTION", *_paragraphs(_capitalized(parser.description or "")), ".SH OPTIONS"]
     for action in parser._actions:
         if action.option_strings and not isinstance(action, argparse._HelpAction):
             value = formatter._format_args(action, formatter._get_default_metavar_for_optional(action))
             spelling = ", ".join(f"{option} {value}".strip() for option in action.option_strings)
-            lines += [".TP", f".B {escape(spelling)}", escape(" ".join(formatter._expand_help(action).split()))]
+            meaning = " ".join(formatter._expand_help(action).split())
+            lines += [".TP", f".B {escape(spelling)}", escape(_capitalized(meaning))]
     if parser.epilog:
         lines += [".SH NOTES", *_paragraphs(parser.epilog.strip())]
     return _close(lines, name)
@@ -74,6 +99,8 @@ def _head(name: str, text: str) -> list[str]:
     return [
         '.\\" Made by `make docs` of the commands: change their help texts.',
         f'.TH {title.upper()} 1 "" "collectived {RELEASE}" "User Commands"',
+        ".nh",  # names and variables are whole, so that they can be copied and searched for
+        ".ad l",
         ".SH NAME",
         f"{escape(title)} \\- {escape(sentence[0].lower() + sentence[1:])}",
         ".SH SYNOPSIS",
@@ -81,16 +108,24 @@ def _head(name: str, text: str) -> list[str]:
 
 
 def _close(lines: list[str], name: str) -> str:
-    others = ["collectived"] if name != "collectived" else [f"collectived-{verb}" for verb in MORE]
+    verbs = MORE if name == "collectived" else RELATED[name.removeprefix("collectived ")]
+    others = [*([] if name == "collectived" else ["collectived"]), *(f"collectived-{verb}" for verb in sorted(verbs))]
     shown = [f".BR {escape(other)} (1)," for other in others]
     shown[-1] = shown[-1].rstrip(",")
-    return "\n".join([*lines, ".SH SEE ALSO", *shown, ".PP", escape(_HOME), ""])
+    here = ["The options of the installed version are printed by", f".BR \"{escape(name)} \\-\\-help\" ."]
+    return "\n".join([*lines, ".SH SEE ALSO", *shown, ".PP", *here, ""])
 
 
 def _paragraphs(text: str) -> Iterator[str]:
     for part in text.replace("\b", "").split("\n\n"):
         if part.strip():
             yield from (".PP", escape(" ".join(part.split())))
+
+
+def _capitalized(text: str) -> str:
+    """As a sentence, but for what begins with a value, a path or an address."""
+    word = text.partition(" ")[0].rstrip(".,;")
+    return text[0].upper() + text[1:] if word.isascii() and word.isalpha() else text
 
 
 def escape(text: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 
 import pytest
-from tests.docs.man_pages import FOLDER, escape, fresh
+from tests.docs.man_pages import FOLDER, RELATED, escape, fresh
 
 from collectived_launcher.__main__ import collectived as command
 
@@ -31,6 +32,18 @@ def test_man_shows_it_without_a_warning(name: str) -> None:
     )
     assert shown.returncode == 0 and not shown.stderr, shown.stderr
     assert "SYNOPSIS" in shown.stdout and "DESCRIPTION" in shown.stdout
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_it_names_other_pages_and_no_file_of_the_repository(name: str) -> None:
+    seen = re.findall(r"^\.BR (\S+) \(1\)", PAGES[name].partition(".SH SEE ALSO")[2], re.MULTILINE)
+    others = [other.replace("\\-", "-") + ".1" for other in seen]
+    assert others and name not in others and set(others) <= set(PAGES)
+    assert not re.search(r"docs/|\.md\b", PAGES[name])
+
+
+def test_every_command_has_its_relations() -> None:
+    assert set(RELATED) == set(command.commands)
 
 
 def test_no_text_begins_a_request() -> None:

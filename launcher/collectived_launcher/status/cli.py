@@ -27,7 +27,10 @@ _NON_TTY_WIDTH = 160  # columns where the output is not a terminal
 @click.option("--group", metavar="NAME", help="All about this group.")
 @click.option("--host", metavar="NAME", help="All about this host: its workers and their ranks.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="The answer as JSON; every field is described in docs/reference/status.md."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="The answer as JSON; the documentation describes every field on its page Fields of collectived status --json.",
 )
 @click.option("--watch", type=REFRESH_INTERVAL, help="Repeat at this interval, 200ms or more.")
 def status(

@@ -15,7 +15,7 @@ SUMMARY = {
 }
 _SOURCES = (
     "Each value is taken from the command line, else from its variable of the environment, else from the file "
-    "(docs/reference/configuration.md); `collectived config` shows the result."
+    "(the page Configuration of the documentation lists them); `collectived config` shows the result."
 )
 
 

@@ -23,7 +23,8 @@ sizes: 64KiB, a list 4B,1MiB, or a range 4B:64MiB (each four times the one befor
 algorithms: flat over all devices: ring, halving_doubling, tree, double_tree, shuffle, one_shot; two levels:
 leader/ring, lanes/halving_doubling, ... ; those of all_reduce_spec: pscpu/pscpu, nccl/xring, ...
 
-docs/guide/algorithms.md describes them, docs/guide/simulate.md the model and the keys of --json.
+The documentation describes them on its page Algorithms, and the model and the keys of --json on its page What an
+all-reduce costs.
 """
 
 
