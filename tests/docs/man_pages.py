@@ -112,7 +112,7 @@ def _close(lines: list[str], name: str) -> str:
     others = [*([] if name == "collectived" else ["collectived"]), *(f"collectived-{verb}" for verb in sorted(verbs))]
     shown = [f".BR {escape(other)} (1)," for other in others]
     shown[-1] = shown[-1].rstrip(",")
-    here = ["The options of the installed version are printed by", f".BR \"{escape(name)} \\-\\-help\" ."]
+    here = ["The options of the installed version are printed by", f'.BR "{escape(name)} \\-\\-help" .']
     return "\n".join([*lines, ".SH SEE ALSO", *shown, ".PP", *here, ""])
 
 
