@@ -26,7 +26,6 @@ from collectived_proto.v1 import status_pb2, worker_pb2_grpc
 _names = itertools.count()
 OVER_BOTH = (  # whose tests run over every transport
     "test_collective_results.py",
-    "test_all_collectives_and_dtypes.py",
     "test_cross_device_ops.py",
     "test_replicas.py",
     "test_sessions_of_several_workers.py",

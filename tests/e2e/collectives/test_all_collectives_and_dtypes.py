@@ -16,6 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.e2e.conftest import TRANSPORTS
 
 import collectived as cd
 
@@ -53,9 +54,16 @@ EPSILON |= {"complex64": EPSILON["float32"], "complex128": 2 * EPSILON["float64"
 NUMBER = {1: "one_worker", 2: "two_workers", 3: "three_workers", 4: "four_workers"}
 SPREADS = [(1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3), (4, 1), (4, 2), (4, 3), (4, 4)]
 
+OVER_GRPC = [(1, 1), (2, 2), (3, 2), (4, 1), (4, 4)]  # a rank alone, all on one worker, one on each, and uneven shares
+CELLS = [(way, *spread) for way, spreads in zip(TRANSPORTS, (SPREADS, OVER_GRPC), strict=True) for spread in spreads]
+
 on_every_spread = pytest.mark.parametrize(
-    ("size", "workers"), SPREADS, ids=[f"{size} ranks on {workers}" for size, workers in SPREADS]
+    ("transport", "size", "workers"),
+    CELLS,
+    ids=[f"{way}, {size} ranks on {workers}" for way, size, workers in CELLS],
+    indirect=["transport"],
 )
+over_both = pytest.mark.parametrize("transport", TRANSPORTS, indirect=True)
 
 
 @pytest.fixture
@@ -250,6 +258,7 @@ def test_send_and_recv_round_the_ring(cluster: Any, size: int, workers: int) -> 
         same(into, value((rank - 1) % size, (3, 2)))
 
 
+@over_both
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_collective_writes_into_out(cluster: Any, workers: int) -> None:
     def body(group: cd.Group) -> None:
@@ -277,7 +286,12 @@ def test_every_collective_writes_into_out(cluster: Any, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("own", [False, True], ids=["ordinary arrays", "worker memory"])
+@pytest.mark.parametrize(
+    ("transport", "own"),
+    [(TRANSPORTS[0], False), (TRANSPORTS[0], True), (TRANSPORTS[1], False)],  # over gRPC nobody has a worker's memory
+    ids=["ordinary arrays", "worker memory", "grpc"],
+    indirect=["transport"],
+)
 def test_two_ranks_that_both_send_64_mib_first_and_then_receive_complete(cluster: Any, workers: int, own: bool) -> None:
     count = 16 << 20
     numbers = np.resize(np.arange(1000, dtype=np.float32), count)
@@ -325,6 +339,7 @@ def test_sparse_values(cluster: Any, size: int, workers: int) -> None:
             assert np.array_equal(found.values, slices(0).values) and found.dense_shape == (100, 2)
 
 
+@over_both
 @pytest.mark.parametrize("workers", [1, 2])
 def test_started_together_they_all_end(cluster: Any, workers: int) -> None:
     def body(group: cd.Group) -> Any:
@@ -356,6 +371,7 @@ def test_started_together_they_all_end(cluster: Any, workers: int) -> None:
             assert sent is None and received[0, 0] == (rank + 3) % 4 + step and total[0, 0] == 6
 
 
+@over_both
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_inputs_may_be_overwritten_at_once_and_results_alias_nothing(cluster: Any, workers: int) -> None:
     def body(session: cd.Session, group: cd.Group) -> None:
@@ -391,6 +407,7 @@ def test_inputs_may_be_overwritten_at_once_and_results_alias_nothing(cluster: An
     cluster.run_sessions(4, body)
 
 
+@over_both
 @pytest.mark.parametrize("workers", [1, 2])
 def test_values_of_any_structure_come_to_who_has_none(cluster: Any, workers: int) -> None:
     point = collections.namedtuple("point", "x y")
@@ -414,6 +431,7 @@ def test_values_of_any_structure_come_to_who_has_none(cluster: Any, workers: int
             assert type(found[-1]["b"]).__name__ == "point"
 
 
+@over_both
 @pytest.mark.parametrize("workers", [1, 2])
 def test_ranks_that_differ_are_told_and_the_group_goes_on(cluster: Any, workers: int) -> None:
     def body(group: cd.Group) -> int:

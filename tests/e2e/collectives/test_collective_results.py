@@ -69,8 +69,9 @@ def nested_sums(group: cd.Group, steps: int) -> list[bytes]:
     for step in range(steps):
         options = cd.CommunicationOptions(bytes_per_pack=64 if step % 2 else 0, timeout_seconds=30)
         result = group.all_reduce("sum", values_of(group.rank, step), options=options)
-        for found, (expected, bound) in zip(leaves(result), expected_of(group.size, step), strict=True):
-            assert np.all(np.abs(found - expected) <= bound)
+        if group.rank == 0:  # of the others the bits are compared with its
+            for found, (expected, bound) in zip(leaves(result), expected_of(group.size, step), strict=True):
+                assert np.all(np.abs(found - expected) <= bound)
         seen.append(b"".join(leaf.tobytes() for leaf in leaves(result)))
     return seen
 
@@ -91,17 +92,18 @@ def test_200_nested_sums_are_right_and_have_the_same_bits_on_all_ranks_and_in_tw
 
 
 @pytest.mark.parametrize("size", [1, 3, 4])
-@pytest.mark.parametrize("dtype", NUMBERS, ids=lambda dtype: np.dtype(dtype).name)
-def test_sum_and_mean_of_every_number_type(one_worker: Any, size: int, dtype: Any) -> None:
+def test_sum_and_mean_of_every_number_type(one_worker: Any, size: int) -> None:
     def body(group: cd.Group) -> Any:
-        value = np.arange(1, 6).astype(dtype) * np.asarray(group.rank + 1, dtype)
-        return group.all_reduce("sum", value), group.all_reduce(cd.ReduceOp.MEAN, value)
+        values = [np.arange(1, 6).astype(dtype) * np.asarray(group.rank + 1, dtype) for dtype in NUMBERS]
+        return [(group.all_reduce("sum", value), group.all_reduce(cd.ReduceOp.MEAN, value)) for value in values]
 
     total = sum(range(1, size + 1))
-    for summed, mean in one_worker.run(size, body):
-        assert summed.dtype == dtype and np.array_equal(summed, (np.arange(1, 6) * total).astype(dtype))
-        assert mean.dtype == np.true_divide(np.ones(1, dtype), 1).dtype or mean.dtype in (np.float32, np.float64)
-        assert np.allclose(mean.astype(np.float64), np.arange(1, 6) * total / size, rtol=1e-2)
+    for results in one_worker.run(size, body):
+        for dtype, (summed, mean) in zip(NUMBERS, results, strict=True):
+            assert summed.dtype == dtype and np.array_equal(summed, (np.arange(1, 6) * total).astype(dtype)), dtype
+            kinds = (np.true_divide(np.ones(1, dtype), 1).dtype, np.float32, np.float64)
+            assert mean.dtype in kinds, (dtype, mean.dtype)
+            assert np.allclose(mean.astype(np.float64), np.arange(1, 6) * total / size, rtol=1e-2), dtype
 
 
 @pytest.mark.parametrize(
@@ -214,7 +216,7 @@ def test_asynchronous_collectives_complete_in_order(two_workers: Any) -> None:
 @pytest.mark.timeout(150)
 @pytest.mark.slow
 def test_overwriting_an_input_right_after_completion_changes_nobodys_result(four_workers: Any) -> None:
-    count = 4 << 20  # 16 MiB
+    count = 2 << 20  # 8 MiB
 
     def body(session: cd.Session, group: cd.Group) -> int:
         array = session.empty((count,), np.float32)

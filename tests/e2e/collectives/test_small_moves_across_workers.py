@@ -6,6 +6,7 @@ Larger ones, and those of which not every rank knows how large they are, end as 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,23 +20,46 @@ from collectived.shared.results import MappedResults
 TIMES = 6  # the third time, and from then on, the native core has a part in it
 SMALL, LARGE = 100, 1_200_000  # elements of float32: in one tick of a segment, and not
 LARGE_BYTES = LARGE * 4
+LARGE_TIMES = 4  # these never become small ones
 DTYPES = [np.float32, np.float16, ml_dtypes.bfloat16, np.int8, np.complex128, np.bool_]
+SPREADS = {"2 alone": (2, 2), "2 workers, 4 ranks": (2, 4), "3 workers, 5 ranks": (3, 5)}
+Run = Callable[[Callable[[cd.Group], Any]], list[Any]]
 
 
-@pytest.fixture(params=[(2, 2), (2, 4), (3, 5)], ids=["2 alone", "2 workers, 4 ranks", "3 workers, 5 ranks"])
-def run(request: pytest.FixtureRequest) -> Callable[[Callable[[cd.Group], Any]], list[Any]]:
-    workers, size = request.param
+def on(spread: str, request: pytest.FixtureRequest) -> Run:
+    """Runs a body as the ranks of such a group."""
+    workers, size = SPREADS[spread]
     cluster = request.getfixturevalue({2: "two_workers", 3: "three_workers"}[workers])
     return lambda body: cluster.run(size, body)
 
 
+@pytest.fixture(params=SPREADS)
+def run(request: pytest.FixtureRequest) -> Run:
+    return on(request.param, request)
+
+
+def pair_up(dtypes: list[Any]) -> list[Any]:
+    """The first type on every spread, and each other one on one of them: the ways of bytes do not depend on it."""
+    spreads = list(SPREADS)
+    pairs = [(spread, dtypes[0]) for spread in spreads]
+    pairs += [(spreads[number % len(spreads)], dtype) for number, dtype in enumerate(dtypes[1:])]
+    return [pytest.param(*pair, id=f"{pair[0]}, {np.dtype(pair[1]).name}") for pair in pairs]
+
+
+def how_often(count: int) -> int:
+    return LARGE_TIMES if count >= LARGE else TIMES
+
+
 @functools.lru_cache(16)  # every rank makes the same
 def make(dtype: Any, count: int, seed: int) -> Any:
-    return (np.random.default_rng(seed).integers(0, 100, count)).astype(dtype)
+    """Random numbers, which a long value repeats: a prime number of them, so that no part of it is like another."""
+    return np.resize(np.random.default_rng(seed).integers(0, 100, min(count, 9973)).astype(dtype), count)
 
 
 def expect(found: Any, wanted: Any) -> None:
-    assert (found.dtype, found.shape, found.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    ours, theirs = (np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in (found, wanted))
+    assert np.array_equal(ours, theirs)
 
 
 def spell(value: Any) -> Any:
@@ -47,25 +71,25 @@ def spell(value: Any) -> Any:
     return None if value is None else (np.asarray(value).dtype, np.asarray(value).tolist())
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda one: np.dtype(one).name)
-@pytest.mark.parametrize("count", [0, 1, SMALL, "large"])
-def test_broadcast_brings_the_value_of_its_root(run: Any, dtype: Any, count: Any) -> None:
-    if count == "large":
-        count = LARGE_BYTES // np.dtype(dtype).itemsize
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize(("spread", "dtype"), pair_up(DTYPES))
+def test_broadcast_brings_the_value_of_its_root(
+    spread: str, dtype: Any, size: str, request: pytest.FixtureRequest
+) -> None:
+    counts = (0, 1, SMALL) if size == "small" else (LARGE_BYTES // np.dtype(dtype).itemsize,)
 
     def body(group: cd.Group) -> None:
-        for step in range(TIMES):
-            for root in (0, group.size - 1):
-                wanted = make(dtype, count, 10 * step + root)
-                mine = wanted if group.rank == root else np.zeros_like(wanted)
-                expect(group.broadcast(mine, root=root), wanted)
-                into = np.zeros_like(wanted)
-                assert group.broadcast(mine, root=root, out=into) is into
-                expect(into, wanted)
-                group.broadcast(mine, root=root, out=mine)
-                expect(mine, wanted)
+        for count, step, root in itertools.product(counts, range(how_often(max(counts))), (0, group.size - 1)):
+            wanted = make(dtype, count, 10 * step + root)
+            mine = wanted if group.rank == root else np.zeros_like(wanted)
+            expect(group.broadcast(mine, root=root), wanted)
+            into = np.zeros_like(wanted)
+            assert group.broadcast(mine, root=root, out=into) is into
+            expect(into, wanted)
+            group.broadcast(mine, root=root, out=mine)
+            expect(mine, wanted)
 
-    run(body)
+    on(spread, request)(body)
 
 
 @pytest.mark.parametrize("count", [0, 1, SMALL, LARGE])
@@ -73,11 +97,12 @@ def test_ranks_that_take_what_comes_get_it_beside_others_that_know(run: Any, cou
     """All but the root, or some of them, on any worker; the value's length changes under way."""
 
     def body(group: cd.Group) -> None:
-        for step in range(2 * TIMES):
+        times = how_often(count)
+        for step in range(2 * times):
             for who in ("all", "odd", "even"):
                 root = step % group.size
                 takes = {"all": True, "odd": group.rank % 2, "even": group.rank % 2 == 0}[who]
-                wanted = make(np.float32, count + (step == TIMES), step)
+                wanted = make(np.float32, count + (step == times), step)
                 mine = wanted if group.rank == root else None if takes else np.zeros_like(wanted)
                 expect(group.broadcast(mine, root=root), wanted)
                 work = group.broadcast(mine, root=root, async_op=True)
@@ -92,13 +117,12 @@ def cut(value: Any, size: int) -> list[Any]:
     return np.split(value, ends[:-1])
 
 
-@pytest.mark.parametrize(
-    "dtype", [np.float32, ml_dtypes.bfloat16, np.int8, np.bool_], ids=lambda one: np.dtype(one).name
-)
-@pytest.mark.parametrize("rows", [0, 1, 7, 40_000])
-def test_what_is_cut_or_joined_is_what_its_definition_says(run: Any, dtype: Any, rows: int) -> None:
+@pytest.mark.parametrize(("spread", "dtype"), pair_up([np.float32, ml_dtypes.bfloat16, np.int8, np.bool_]))
+def test_what_is_cut_or_joined_is_what_its_definition_says(
+    spread: str, dtype: Any, request: pytest.FixtureRequest
+) -> None:
     def body(group: cd.Group) -> None:
-        for step in range(TIMES):
+        for rows, step in itertools.product((0, 1, 7, 40_000), range(TIMES)):
             root = (step // 2) % group.size
             values = [make(dtype, 3 * rows, 100 * step + rank).reshape(rows, 3) for rank in range(group.size)]
             mine, joined = values[group.rank], np.concatenate(values)
@@ -116,7 +140,7 @@ def test_what_is_cut_or_joined_is_what_its_definition_says(run: Any, dtype: Any,
             expect(group.all_to_all(given), np.concatenate([one[group.rank] for one in whole]))
             expect(group.all_gather(mine.T, axis=1), joined.T)
 
-    run(body)
+    on(spread, request)(body)
 
 
 @pytest.mark.parametrize("lengths", ["equal, then not", "not", "large for one", "large for one at times"])
@@ -127,7 +151,7 @@ def test_lengths_that_differ_are_joined(run: Any, lengths: str) -> None:
         return 2 + rank * (lengths == "not" or step >= TIMES)
 
     def body(group: cd.Group) -> None:
-        for step in range(2 * TIMES):
+        for step in range(2 * how_often(max(count(1, 0), count(1, 1)))):
             values = [make(np.float32, count(rank, step), 100 * step + rank) for rank in range(group.size)]
             mine, joined = values[group.rank], np.concatenate(values)
             expect(group.all_gather(mine), joined)

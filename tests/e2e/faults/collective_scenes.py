@@ -109,7 +109,11 @@ def wait_at_barrier(group: cd.Group, value: Array) -> Any:
 
 
 NEW = "of a new shape"
+FIRST = "the first of a session"
 REPEATED = "repeated"
+ASYNCHRONOUS = "asynchronous"
+LARGE = "large"
+IN_WORKER_MEMORY = "in worker memory"
 AGAIN = ", repeated"
 WITH_OPTIONS = Scene(lambda group, value: group.all_reduce("sum", value, SOON)[0])
 OTHERS: dict[str, Callable[[cd.Group, Array], Any]] = {
@@ -135,20 +139,16 @@ OTHERS: dict[str, Callable[[cd.Group, Array], Any]] = {
 REPEATABLE = ("broadcast from it", "all_gather", "barrier", "send", "receive from any")
 SCENES = {
     NEW: WITH_OPTIONS,
-    "the first of a session": WITH_OPTIONS._replace(is_first=True, beyond=NEW),
+    FIRST: WITH_OPTIONS._replace(is_first=True, beyond=NEW),
     "that waits": WITH_OPTIONS._replace(late=LATE_SECONDS, beyond=NEW),
     REPEATED: Scene(lambda group, value: group.all_reduce("sum", value)[0], earlier=1),
-    "asynchronous": Scene(
-        lambda group, value: group.all_reduce("sum", value, async_op=True).result()[0], is_async=True
-    ),
+    ASYNCHRONOUS: Scene(lambda group, value: group.all_reduce("sum", value, async_op=True).result()[0], is_async=True),
 }
 SCENES |= {
-    "large": Scene(reduce_large, beyond=NEW),
-    "large, the first of a session": Scene(reduce_large, is_first=True, beyond="large"),
-    "in worker memory": Scene(reduce_in_worker_memory, beyond="out"),
-    "in worker memory, the first of a session": Scene(
-        reduce_in_worker_memory, is_first=True, beyond="in worker memory"
-    ),
+    LARGE: Scene(reduce_large, beyond=NEW),
+    f"{LARGE}, {FIRST}": Scene(reduce_large, is_first=True, beyond=LARGE),
+    IN_WORKER_MEMORY: Scene(reduce_in_worker_memory, beyond="out"),
+    f"{IN_WORKER_MEMORY}, {FIRST}": Scene(reduce_in_worker_memory, is_first=True, beyond=IN_WORKER_MEMORY),
 }
 SCENES["repeated, that waits"] = SCENES[REPEATED]._replace(late=LATE_SECONDS, beyond=REPEATED)
 SCENES |= {name: Scene(submit, is_async=submit is receive_later, beyond=NEW) for name, submit in OTHERS.items()}
