@@ -6,7 +6,9 @@ import re
 
 from tests.docs.contents import ROOT
 
+from collectived_launcher.hosts.loop import PROGRESS_INTERVAL
 from collectived_launcher.top.state import KEYS, VIEWS
+from collectived_proto.report.progress import REFRESH_SECONDS, Progress
 from collectived_runtime.coordinator.web.routes import DATA_PATHS, ERRORS, PAGE
 from collectived_runtime.http.healthz import healthz_routes
 from collectived_runtime.http.server import HttpLimits
@@ -37,3 +39,11 @@ def test_the_limits_are_those_of_the_server() -> None:
         f"{limits.connections} connections at a time, one request each, {limits.header_bytes} bytes of headers" in said
     )
     assert f"{limits.request_seconds:g} s to ask and {limits.send_seconds:g} s to take the answer" in said
+
+
+def test_the_line_of_long_work_is_there_with_its_interval() -> None:
+    assert REFRESH_SECONDS == PROGRESS_INTERVAL
+    assert f"a line every {REFRESH_SECONDS:g} seconds" in TEXT
+    shown = Progress("collectived doctor", "asking hosts", 2, "hosts")
+    shown.advance("localhost")
+    assert f"collectived doctor: {shown.describe()}, 10 s so far\n" in TEXT
