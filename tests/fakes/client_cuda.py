@@ -13,9 +13,11 @@ import os
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from collectived.gpu import driver
 from collectived.gpu.driver import Allocation, CudaError
 
 INVALID, _BAD_HANDLE, _ILLEGAL = 1, 400, 700
@@ -42,6 +44,7 @@ class FakeClientCuda:
         self._lock = threading.RLock()
         self._streams: dict[int, deque[Callable[[], bool]]] = {}  # each says whether it is done
         self._looking: threading.Thread | None = None
+        self._closed = False
         self._made = itertools.count(1000)
         self.mapped: dict[int, mmap.mmap] = {}
         self._devices: dict[int, int] = {}  # on which they are, by address
@@ -56,6 +59,11 @@ class FakeClientCuda:
         self.refused: set[str] = set()  # of the driver's functions, those that fail
         self._own: dict[int, _Own] = {}
         self._identities = itertools.count(1)
+
+    def close(self) -> None:
+        """Nobody waits for its streams any more: what they wait for may never come."""
+        with self._lock:
+            self._closed = True
 
     def device_uuids(self) -> Sequence[str]:
         return self._uuids
@@ -243,10 +251,22 @@ class FakeClientCuda:
         while True:
             with self._lock:
                 self._go_on()
-                if not any(self._streams.values()):
+                if self._closed or not any(self._streams.values()):
                     self._looking = None
                     return
             threading.Event().wait(0.0005)
+
+
+@contextmanager
+def fake_gpus(fake: FakeClientCuda | None = None) -> Iterator[FakeClientCuda]:
+    """Lets this process speak to fake GPUs alone."""
+    cuda = fake or FakeClientCuda()
+    driver.set_cuda(cuda)
+    try:
+        yield cuda
+    finally:
+        driver.set_cuda(None)
+        cuda.close()
 
 
 def _state(event: int) -> tuple[int, int]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
 from tests.e2e.gpu.cluster import Cluster
-from tests.fakes.client_cuda import FakeClientCuda
+from tests.fakes.client_cuda import FakeClientCuda, fake_gpus
 
-from collectived.gpu import driver
 from collectived_runtime.device.cuda.driver import Cuda, CudaError
 
 
@@ -26,10 +26,8 @@ def real_cuda() -> Cuda:
 @pytest.fixture
 def cuda() -> Iterator[FakeClientCuda]:
     """What this process speaks to GPUs by: nothing real."""
-    fake = FakeClientCuda()
-    driver.set_cuda(fake)
-    yield fake
-    driver.set_cuda(None)
+    with fake_gpus() as fake:
+        yield fake
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +55,8 @@ def real(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def client_cuda(real: bool) -> Iterator[None]:
     """What this process speaks to GPUs by."""
-    driver.set_cuda(None if real else FakeClientCuda())
-    yield
-    driver.set_cuda(None)
+    with contextlib.nullcontext() if real else fake_gpus():
+        yield
 
 
 @pytest.fixture(scope="module")

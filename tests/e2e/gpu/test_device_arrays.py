@@ -21,7 +21,7 @@ from tests.e2e.gpu.array_library import REAL, STAND_INS, ArrayLibrary, stand_in
 from tests.e2e.gpu.cluster import Cluster
 from tests.e2e.gpu.conftest import real_cuda
 from tests.e2e.gpu.gates import Gates
-from tests.fakes.client_cuda import FakeClientCuda
+from tests.fakes.client_cuda import FakeClientCuda, fake_gpus
 
 import collectived as cd
 from collectived.gpu import driver
@@ -46,8 +46,7 @@ def library(request: pytest.FixtureRequest) -> Iterator[ArrayLibrary]:
             driver.set_cuda(None)
             yield REAL[name]()
         else:
-            fake = FakeClientCuda()
-            driver.set_cuda(fake)
+            fake = stack.enter_context(fake_gpus())
             yield stack.enter_context(stand_in(name, fake))
 
 

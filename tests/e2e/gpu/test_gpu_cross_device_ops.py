@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.e2e.gpu.cluster import Cluster, filled
-from tests.fakes.client_cuda import FakeClientCuda
+from tests.fakes.client_cuda import FakeClientCuda, fake_gpus
 
 import collectived as cd
-from collectived.gpu import driver
 from collectived.gpu.array import DeviceArray
 
 GPUS = ("GPU:0", "GPU:1")
@@ -31,10 +30,8 @@ ALL_REDUCE, REDUCE, BROADCAST = "all_redu", "reduce", "broadcas"  # as the fake 
 
 @pytest.fixture(scope="module", autouse=True)
 def cuda() -> Iterator[FakeClientCuda]:
-    fake = FakeClientCuda()
-    driver.set_cuda(fake)
-    yield fake
-    driver.set_cuda(None)
+    with fake_gpus() as fake:
+        yield fake
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ What hangs or is killed is tried with fake ones.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +16,9 @@ import numpy as np
 import pytest
 from tests.e2e.gpu.cluster import Cluster
 from tests.e2e.gpu.conftest import real_cuda
-from tests.fakes.client_cuda import FakeClientCuda
+from tests.fakes.client_cuda import FakeClientCuda, fake_gpus
 
 import collectived as cd
-from collectived.gpu import driver
 from collectived_proto.all_reduce_spec import ALGORITHMS
 from collectived_proto.errors import FailedPreconditionError
 from collectived_runtime.device.nccl.binding import load_binding
@@ -65,9 +65,8 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def either(shared: tuple[Cluster, bool]) -> Iterator[Cluster]:
     cluster, real = shared
-    driver.set_cuda(None if real else FakeClientCuda())
-    yield cluster
-    driver.set_cuda(None)
+    with contextlib.nullcontext() if real else fake_gpus():
+        yield cluster
 
 
 def filled(session: cd.Session, value: Any) -> Any:
