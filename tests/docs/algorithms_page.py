@@ -18,14 +18,14 @@ from collectived_runtime.simulation.study import SimulationSpec
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
 PAGES = (GUIDE / "algorithms.md", GUIDE / "simulate.md")
-_COMMAND = re.compile(r"(?<=^```console\n)\$ collectived (simulate.*)\n(?:(?!```)(?:.*)\n)*", re.MULTILINE)
+_COMMAND = re.compile(r"^(```console.*\n)\$ collectived (simulate.*)\n(?:(?!```)(?:.*)\n)*", re.MULTILINE)
 _TRAFFIC = re.compile(r"(<!-- traffic of (.*) -->\n)[^<]*(<!-- end of traffic -->)")
 _BYTES = 1 << 20
 
 
 def fresh(page: str) -> str:
     """The page with figures as they are now."""
-    page = _COMMAND.sub(lambda found: f"$ collectived {found[1]}\n{output(found[1])}", page)
+    page = _COMMAND.sub(lambda found: f"{found[1]}$ collectived {found[2]}\n{output(found[2])}", page)
     return _TRAFFIC.sub(lambda found: f"{found[1]}\n{traffic(list(map(int, found[2].split(','))))}\n{found[3]}", page)
 
 

@@ -35,9 +35,9 @@ class Stage:
     """A shell in a folder with the programs, and a runtime directory of its own."""
 
     def __init__(self, folder: Path, runtime: str, programs: Mapping[str, str]) -> None:
-        self._folder = folder
+        self.folder = folder
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self._environment = {**os.environ, "PATH": path, "XDG_RUNTIME_DIR": runtime}
+        self.environment = {**os.environ, "PATH": path, "XDG_RUNTIME_DIR": runtime}
         self._job: subprocess.Popen[bytes] | None = None
         for name, source in programs.items():
             (folder / name).write_text(source)
@@ -47,12 +47,12 @@ class Stage:
         return str(done.stdout.decode())
 
     def start(self, command: str) -> None:
-        with (self._folder / "job.txt").open("wb") as file:
+        with (self.folder / "job.txt").open("wb") as file:
             self._job = subprocess.Popen(self._shell(f"exec {command}"), **self._place(file))
 
     def said(self) -> str:
         """What the job has printed so far."""
-        return (self._folder / "job.txt").read_text()
+        return (self.folder / "job.txt").read_text()
 
     def has_ended(self) -> bool:
         return self._job is not None and self._job.poll() is not None
@@ -72,8 +72,8 @@ class Stage:
 
     def _place(self, output: object) -> dict[str, Any]:
         return {
-            "cwd": self._folder,
-            "env": self._environment,
+            "cwd": self.folder,
+            "env": self.environment,
             "stdin": subprocess.DEVNULL,
             "stdout": output,
             "stderr": subprocess.STDOUT,

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+from tests.docs.blocks import claimed, of_language
+
+import collectived as cd
 from collectived_proto.all_reduce_spec import ALGORITHMS
 from collectived_runtime.plan.catalog import FLAT_ALGORITHMS
+from collectived_runtime.plan.double_tree import all_reduce
+from collectived_runtime.plan.moves import Buffer, SendMove, Span
 
 
 def _load_page() -> ModuleType:
@@ -38,3 +45,28 @@ def test_every_algorithm_is_described() -> None:
     for name in (*FLAT_ALGORITHMS, *ALGORITHMS):
         if name not in ("rechd",):
             assert f"### {name}\n" in TEXT or f"`{name}`" in TEXT, name
+
+
+def test_every_session_of_the_simulator_is_one_of_these() -> None:
+    sessions = of_language(claimed(__file__), "console")
+    assert sessions and all(session.startswith("$ collectived simulate ") for session in sessions)
+
+
+def test_the_trees_of_four_are_those_of_the_plan() -> None:
+    (drawing,) = of_language(claimed(__file__), "text")
+    halves = [{(int(a), int(b)) for a, b in re.findall(r"(\d)→(\d)", half)} for half in drawing.split("second half:")]
+    found: list[set[tuple[int, int]]] = [set(), set()]
+    for me in range(4):
+        sent = [move for moves in all_reduce(range(4), me, Span(0, 4)) for move in moves if isinstance(move, SendMove)]
+        for move in sent:
+            if move.source is not Buffer.OUTPUT:  # on the way up
+                found[move.span.start // 2].add((me, move.peer))
+    assert halves == found
+
+
+def test_the_tiers_of_the_page_are_taken_and_packs_go_where_they_say() -> None:
+    (text,) = of_language(claimed(__file__), "python")
+    spec = eval(text)
+    cd.contrib.distribute.MultiWorkerAllReduce(["/job:worker/task:0"], 0, all_reduce_spec=spec)
+    with pytest.raises(ValueError, match="must be -1"):
+        cd.contrib.distribute.MultiWorkerAllReduce(["/job:worker/task:0"], 0, all_reduce_spec=spec[:1])

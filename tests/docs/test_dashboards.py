@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from tests.docs.blocks import claimed
 
+from collectived_proto.config.daemons import CoordinatorSettings, WorkerSettings
+from collectived_proto.config.settings import list_settings
 from collectived_runtime.metrics.catalogue import COORDINATOR_METRICS, PROCESS_METRICS, WORKER_METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -135,3 +139,19 @@ def test_promtool_takes_the_example_of_a_configuration_beside_its_token(tmp_path
     (tmp_path / token).write_text("0123456789abcdef0123456789abcdef\n")
     assert "SUCCESS" in promtool("check", "config", str(tmp_path / "prometheus.yaml"))
     assert f"credentials_file: {token}" in PAGE, "docs/operate/metrics.md shows the same"
+
+
+def test_the_page_has_the_job_of_the_example_and_the_ports_of_the_daemons() -> None:
+    (block,) = claimed(__file__)
+    (shown,), (whole,) = (
+        yaml.safe_load(text)["scrape_configs"] for text in (block.text, (FOLDER / "prometheus.yaml").read_text())
+    )
+    assert set(shown) <= set(whole)
+    assert {**shown, "static_configs": ""} == {**{key: whole[key] for key in shown}, "static_configs": ""}
+    ports = {target.partition(":")[2] for one in shown["static_configs"] for target in one["targets"]}
+    assert ports == {
+        key.const
+        for settings in (CoordinatorSettings, WorkerSettings)
+        for key in list_settings(settings)
+        if key.name == "metrics"
+    }

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import numpy as np
 import pytest
+from tests.docs.blocks import claimed
 from tests.docs.contents import ROOT
 from tests.e2e.conftest import Cluster
 from tests.waiting import settle
@@ -312,7 +313,7 @@ def section(name: str) -> str:
 
 def messages(name: str) -> list[str]:
     """The messages in a section. Lines that go on in the next one there do so with eight spaces."""
-    blocks = re.findall(r"^```text\n(.*?)\n```$", section(name), re.MULTILINE | re.DOTALL)
+    blocks = [block.text.removesuffix("\n") for block in claimed(__file__) if block.section == name]
     return [re.sub(r"\n {8}", " ", block) for block in blocks]
 
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.docs.blocks import claimed
 from tests.docs.stage import Stage, missing, reply, set_stage, until
 
 TEXT = (Path(__file__).parents[2] / "docs" / "start" / "laptop.md").read_text()
-TEXT = TEXT[TEXT.index("## Find out why it hangs") :]
-(PROGRAM,) = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-STATUS, ERROR, SUMMARY, DIFFERENCE = re.findall(r"^```(?:console|text)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+VENV, PROGRAM, STATUS, ERROR, SUMMARY, DIFFERENCE = (block.text for block in claimed(__file__))
 COMMAND = "collectived launch --workers 2 --clients 2 -- python train.py"
+
+
+def test_the_environment_is_made_and_used(tmp_path: Path) -> None:
+    line = VENV.strip().replace(" venv venv ", " venv --without-pip venv ")  # pip takes two seconds
+    done = subprocess.run(
+        ["bash", "-c", f"{line} && command -v python"], cwd=tmp_path, text=True, capture_output=True, timeout=30
+    )
+    assert (done.stdout, done.stderr) == (f"{tmp_path}/venv/bin/python\n", "")
 
 
 @pytest.fixture

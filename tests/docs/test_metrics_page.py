@@ -9,9 +9,12 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.docs.blocks import claimed
 
 from collectived_proto.config.daemons import CoordinatorSettings, WorkerSettings
 from collectived_proto.config.settings import list_settings
+from collectived_proto.ipc import job_files
+from collectived_proto.v1 import worker_pb2
 from collectived_runtime.engine.record.counters import BOUNDS
 from collectived_runtime.http.server import HttpLimits
 from collectived_runtime.metrics.catalogue import (
@@ -69,6 +72,15 @@ def test_the_page_says_how_many_and_where() -> None:
     assert f"At most {limits.connections} connections at a time" in said
     assert f"within {limits.request_seconds:g} s or not read within {limits.send_seconds:g} s" in said
     assert f"{len(BOUNDS)} bounds from 50 µs to 60 s" in PAGE and (BOUNDS[0], BOUNDS[-1]) == (5e-5, 60.0)
+
+
+def test_grpcurl_is_told_to_ask_for_what_is_served() -> None:
+    (block,) = claimed(__file__)
+    lists, asks = (line.split() for line in block.text.splitlines())
+    assert lists[:-1] == asks[:-1] == ["grpcurl", "-plaintext", "-unix", f"{job_files.SYSTEM_FOLDER}/worker-0.sock"]
+    service, _, method = asks[-1].partition("/")
+    assert lists[-1] == "list" and worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name == service
+    assert worker_pb2.DESCRIPTOR.services_by_name["Worker"].methods_by_name[method].input_type.name == "StatusRequest"
 
 
 if __name__ == "__main__":

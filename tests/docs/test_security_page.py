@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.docs.contents import ROOT
+from tests.docs.blocks import ROOT, claimed, of_language
+from tests.docs.own_root import run_as_root
 
 from collectived_launcher.cluster.file import COORDINATOR_PORT
 from collectived_proto.config.daemons import DAEMONS
@@ -23,7 +24,7 @@ from collectived_runtime.worker.sessions import SESSION_ID_BYTES
 
 PAGE = (ROOT / "docs/operate/security.md").read_text()
 MODEL = (ROOT / "SECURITY.md").read_text()
-SETTINGS = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+SETTINGS = of_language(claimed(__file__), "toml")
 FOLDER = "/etc/collectived"
 AS_ROOT = ("groupadd", "useradd", "usermod", "install", "chgrp", "ss")
 
@@ -32,7 +33,7 @@ AS_ROOT = ("groupadd", "useradd", "usermod", "install", "chgrp", "ss")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the page, with the files that its commands make there; those that need root are left out."""
     there = tmp_path_factory.mktemp("etc")
-    for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+    for block in of_language(claimed(__file__), "sh"):
         lines = [line for line in block.splitlines() if not line.startswith(AS_ROOT)]
         subprocess.run(
             ["sh", "-e"], input="\n".join(lines).replace(FOLDER, str(there)), text=True, check=True, timeout=30
@@ -44,6 +45,25 @@ def written(text: str, folder: Path) -> Path:
     path = folder / "collectived.toml"
     path.write_text(text.replace(FOLDER, str(folder)))
     return path
+
+
+def test_root_makes_users_folders_secrets_and_tokens_by_the_commands_of_the_page(tmp_path: Path) -> None:
+    made = "/run/collectived /etc/collectived/secret /etc/collectived/client-tokens /etc/collectived/viewing-token"
+    listens = "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); print(flush=True); sys.stdin.read()"
+    script = f"""
+        useradd alice; groupadd monitoring; mkdir /etc/collectived
+        coproc python -c "{listens}"; read -u "${{COPROC[0]}}"  # something that `ss` can show
+        {"".join(of_language(claimed(__file__), "sh"))}
+        stat --format='%n %a %U:%G' {made}
+        id --groups --name alice
+    """
+    *listeners, run, secret, clients, viewing, alice = run_as_root(script, tmp_path).splitlines()
+    assert listeners and all("LISTEN" in line for line in listeners)
+    assert run == "/run/collectived 750 collectived:collectived"
+    assert secret == "/etc/collectived/secret 600 root:root"
+    assert clients == "/etc/collectived/client-tokens 600 root:root"
+    assert viewing == "/etc/collectived/viewing-token 640 root:monitoring"
+    assert alice.split() == ["alice", "collectived"]
 
 
 @pytest.mark.parametrize("text", SETTINGS)

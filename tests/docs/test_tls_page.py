@@ -9,9 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.docs.contents import ROOT
+from tests.docs.blocks import claimed
 
-PAGE = (ROOT / "docs/operate/tls.md").read_text()
 _VOLATILE = re.compile(r"\d{4}-\d\d-\d\d|\b\d+ d\b")
 
 
@@ -24,8 +23,7 @@ def said(text: str) -> list[str]:
 
 
 def test_the_session_that_is_shown(tmp_path: Path) -> None:
-    (session,) = re.findall(r"^```console\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    session, program = (block.text for block in claimed(__file__))
     (tmp_path / "mean.py").write_text(f"import collectived as cd\n\n{program}")
     with tempfile.TemporaryDirectory(prefix="cd-", dir="/tmp") as runtime:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

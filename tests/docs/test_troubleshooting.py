@@ -13,26 +13,32 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.docs.blocks import claimed, of_language
 from tests.docs.stage import Stage, missing, reply, set_stage, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "operate" / "troubleshooting.md"
+BLOCKS = claimed(__file__)
 _ELLIPSIS = "…"
 
 
-def sections() -> dict[str, str]:
-    """The body of each section, by the title of the innermost heading."""
-    parts = re.split(r"^###? (.*)\n", PAGE.read_text(), flags=re.MULTILINE)[1:]
-    return {title: body for title, body in zip(parts[::2], parts[1::2], strict=True) if "```console" in body}
+def sections() -> dict[str, list[str]]:
+    """The sessions of each section, by the title of the innermost heading."""
+    found: dict[str, list[str]] = {}
+    for block in BLOCKS:
+        if block.language == "console":
+            found.setdefault(block.section, []).append(block.text)
+    return found
 
 
 def programs() -> dict[str, str]:
-    return dict(re.findall(r"^`(\w+\.py)`:\n\n```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+    names = re.findall(r"^`(\w+\.py)`:\n\n```python", PAGE.read_text(), re.MULTILINE)
+    return dict(zip(names, of_language(BLOCKS, "python"), strict=True))
 
 
-def steps(body: str) -> Iterator[tuple[str, list[str]]]:
+def steps(sessions: list[str]) -> Iterator[tuple[str, list[str]]]:
     """(command, the lines that are shown below it), in order."""
-    for block in re.findall(r"^```console\n(.*?)^```$", body, re.MULTILINE | re.DOTALL):
-        for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+    for session in sessions:
+        for step in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]:
             command, *shown = step.splitlines()
             yield command, [line for line in shown if line != _ELLIPSIS]
 
@@ -85,8 +91,8 @@ def _all_said(shown: list[str], stage: Stage) -> bool:
 def test_every_command_of_ours_on_the_page_exists() -> None:
     from collectived_launcher.__main__ import collectived
 
-    for body in sections().values():
-        for command, _ in steps(body):
+    for sessions in sections().values():
+        for command, _ in steps(sessions):
             for verb in re.findall(r"\bcollectived ([a-z]+)", command):
                 assert verb in collectived.commands, command
 

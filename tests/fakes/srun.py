@@ -1,7 +1,7 @@
 """A stand-in for srun: starts the tasks that it is asked for on this machine, with the variables that Slurm sets.
 
-Understands `--nodes=N --ntasks-per-node=N --nodelist=a,b` of what `srun` has, and passes over the rest. Nodes are those
-of SLURM_JOB_NODELIST as `a,b`. Standard input goes to the first task.
+Understands `--nodes=N --ntasks=N --ntasks-per-node=N --nodelist=a,b` of what `srun` has, and passes over the rest.
+Nodes are those of SLURM_JOB_NODELIST as `a,b`. Standard input goes to the first task.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ def main() -> int:
         name, _, value = words.pop(0).removeprefix("--").partition("=")
         options[name] = value
     nodes = options.get("nodelist", os.environ["SLURM_JOB_NODELIST"]).split(",")[: int(options.get("nodes", 99))]
-    each = int(options.get("ntasks-per-node", "1"))
+    each = int(options.get("ntasks-per-node", int(options.get("ntasks", len(nodes))) // len(nodes)))
     tasks = []
     for number in range(len(nodes) * each):
         variables = {
             "SLURM_STEP_ID": "0",
+            "SLURM_NTASKS": str(len(nodes) * each),
             "SLURM_STEP_NODELIST": ",".join(nodes),
             "SLURM_STEP_NUM_NODES": str(len(nodes)),
             "SLURM_STEP_NUM_TASKS": str(len(nodes) * each),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.docs.blocks import claimed, of_language
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -18,8 +19,8 @@ README = (ROOT / "README.md").read_text()
 
 def block(language: str) -> str:
     """The README's only block in this language."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    return str(found)
+    (found,) = of_language(claimed(__file__, "README.md"), language)
+    return found
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def environment() -> Iterator[dict[str, str]]:
 
 def test_the_program_prints_what_is_printed_there(tmp_path: Path, environment: dict[str, str]) -> None:
     (tmp_path / "mean.py").write_text(block("python"))
-    (line,) = re.findall(r"^collectived launch .*$", README, re.MULTILINE)
+    line = block("sh")
     done = subprocess.run(
         line.split(), cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=50, check=False
     )

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from dockerfile_parse import DockerfileParser
+from tests.docs.blocks import claimed, taken_from
 from tests.e2e.deploy.commands import COMPOSE, DEPLOY, ROOT, services
 
 from collectived_proto.ipc import job_files
@@ -102,8 +103,22 @@ def test_its_containers_are_closed_and_its_workers_have_a_limit() -> None:
 
 
 def test_the_demo_is_the_readmes() -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    program = taken_from("README.md", "import collectived as cd")
     assert (DEPLOY / "compose/mean.py").read_text() == program
+
+
+def test_the_commands_of_the_page_are_of_this_file_and_its_services() -> None:
+    (export, compose), _ = (block.text.splitlines() for block in claimed(__file__))
+    done = subprocess.run(
+        ["bash", "-ec", f'{export}; echo "$COLLECTIVED_SECRET"'], text=True, capture_output=True, timeout=30, check=True
+    )
+    assert re.fullmatch(r"[0-9a-f]{64}\n", done.stdout)
+    words = compose.split()
+    assert words[:2] == ["docker", "compose"] and ROOT / words[words.index("--file") + 1] == COMPOSE
+    if compose_command() == ["docker", "compose"]:
+        asked = [*words[: words.index("up")], "up", "--help"]
+        said = subprocess.run(asked, text=True, capture_output=True, timeout=30, check=True).stdout
+        assert all(word in said for word in words[words.index("up") + 1 :])
 
 
 @pytest.mark.skipif(not compose_command(), reason="neither docker compose nor docker-compose is installed")
@@ -201,7 +216,8 @@ def test_the_commands_of_the_compose_file_run_and_its_clients_print_what_the_rea
         command = [sys.executable, str(DEPLOY / "compose/mean.py")]
         ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
     said = [rank.communicate(timeout=50)[0] for rank in ranks]
-    assert said == [f"I am {rank} of 2, the mean is [0.5 0.5 0.5] and 0.5\n" for rank in range(2)]
+    _, printed = claimed(__file__)
+    assert "".join(said) == printed.text
 
 
 def test_health_names_whom_it_asked_where_nobody_answers(tmp_path: Path) -> None:

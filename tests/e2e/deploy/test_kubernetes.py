@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+from tests.docs.blocks import claimed, taken_from
 from tests.e2e.deploy.commands import DEPLOY, KUBECTL, MANIFESTS, ROOT, built, containers, objects
 
 from collectived_proto.ipc import job_files
@@ -180,10 +183,40 @@ def test_network_policies_open_the_ports_that_are_served_and_no_others() -> None
 
 
 def test_the_example_runs_the_program_of_the_readme() -> None:
-    (program,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    program = taken_from("README.md", "import collectived as cd")
     (config,) = (entry for entry in EXAMPLES if entry["kind"] == "ConfigMap")
     assert config["data"] == {"mean.py": program}
     (job,) = (entry for entry in JOBS if entry["metadata"]["name"] == "mean")
     environment = {entry["name"]: entry for entry in only(job)["env"]}
     assert environment["WORLD_SIZE"]["value"] == str(job["spec"]["completions"]) == str(job["spec"]["parallelism"])
     assert "completion-index" in environment["RANK"]["valueFrom"]["fieldRef"]["fieldPath"]
+
+
+def test_the_commands_of_the_page_name_what_there_is(tmp_path: Path) -> None:
+    """`kubectl` is a stand-in that writes down what it is told, and what is in the files that it is given."""
+    (block,) = claimed(__file__)
+    script = """
+        kubectl() {
+            echo "$*"
+            for word; do
+                case $word in --from-file=*) echo "  $(cut -d= -f2 <<< "$word") $(cat "${word#*=*=}")";; esac
+            done
+        }
+    """
+    done = subprocess.run(["bash", "-euc", script + block.text], cwd=ROOT, text=True, capture_output=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    for option, name in re.findall(r"--(filename|kustomize) (\S+)", block.text):
+        assert ROOT.joinpath(name, "kustomization.yaml" if option == "kustomize" else "").exists(), name
+    assert (DEPLOY / "kubernetes/overlays/gpu/kustomization.yaml").exists()
+    held = {
+        name: re.fullmatch(r"(?:jobs )?([0-9a-f]{32,64})", text)
+        for name, text in re.findall("^  ([a-z-]+) (.*)$", done.stdout, re.M)
+    }
+    assert all(held.values()) and set(held) == {"client-tokens", "secret", "viewing-token", "token"}
+    assert held["token"] and held["client-tokens"] and held["token"][1] == held["client-tokens"][1]
+    for name in ("client-tokens", "secret", "viewing-token"):
+        assert any(f"/etc/collectived/secret/{name}" in word for word in only(WORKERS)["args"]), name
+    assert ("DaemonSet", "collectived-worker") in BASE and "daemonset/collectived-worker" in block.text
+    assert "job-name=mean" in block.text and "mean" in [job["metadata"]["name"] for job in JOBS]
+    (volume,) = [one["secret"] for job in JOBS[:1] for one in pod(job)["volumes"] if "secret" in one]
+    assert f"secret generic {volume['secretName']} " in block.text

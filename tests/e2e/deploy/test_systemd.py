@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.docs.blocks import claimed, taken_from
+from tests.docs.own_root import run_as_root
 from tests.e2e.deploy.commands import DEPLOY, INSTALLED_AT, ROOT, UNITS, sections, setting
 
 from collectived_proto.config.sources import load_config_file
@@ -17,6 +19,8 @@ ANALYZE = shutil.which("systemd-analyze")
 needs_systemd = pytest.mark.skipif(not ANALYZE, reason="systemd-analyze is not installed")
 WORKER = DEPLOY / "systemd/collectived-worker@.service"
 PAGE = ROOT / "docs/operate/systemd.md"
+INSTALL, USE = (block.text for block in claimed(__file__))
+INSTALLED_CONFIGURATION = ("/etc/collectived 755", "/etc/collectived/collectived.toml 644")
 LATER = ("RestartSteps", "RestartMaxDelaySec")  # known from systemd 254 on
 
 
@@ -81,3 +85,46 @@ def test_the_configuration_beside_them_is_one() -> None:
         "coordinator": {"listen"},
         "worker": {"coordinator", "link_listen"},
     }
+
+
+@needs_systemd
+def test_the_commands_of_the_page_install_them(tmp_path: Path) -> None:
+    pip = f"{Path(INSTALLED_AT).parent}/pip install /path/to/this/repository"
+    assert pip in INSTALL and "python3 -m venv /opt/collectived " in INSTALL
+    # `make setup` and `make wheels` are proof that pip can do so; here it would take a minute.
+    commands = INSTALL.replace(" venv ", " venv --without-pip ").replace(
+        pip, f'ln -s "$(command -v collectived)" {INSTALLED_AT}'
+    )
+    names = [unit.name for unit in UNITS]
+    script = f"""
+        {commands}
+        cd /etc/systemd/system
+        stat --format='%n %a' {" ".join(names)} /etc/collectived /etc/collectived/collectived.toml
+        id --user --name collectived; id --group --name collectived
+        {ANALYZE} verify --recursive-errors=no {" ".join(names)} 2>&1 | grep collectived || true
+    """
+    lines = run_as_root(script, tmp_path, ROOT).splitlines()
+    *installed, user, group = lines[: len(names) + 4]
+    assert installed == [*(f"{name} 644" for name in names), *INSTALLED_CONFIGURATION]
+    assert (user, group) == ("collectived", "collectived")
+    assert [line for line in lines[len(names) + 4 :] if not any(name in line for name in LATER)] == []
+
+
+@pytest.mark.timeout(120)
+def test_programs_find_the_worker_by_the_lines_of_the_page(tmp_path: Path) -> None:
+    ranks = [line.partition("#")[0].strip() for line in USE.splitlines()]
+    folder = job_files.SYSTEM_FOLDER
+    worker = f"collectived worker --task 0 --coordinator unix:/run/c.sock --folder {folder}"
+    script = f"""
+        cd "$OWN"; cat > mean.py <<'END'
+{taken_from("README.md", "import collectived as cd")}END
+        coproc COORDINATOR {{ exec collectived coordinator --attached --listen unix:/run/c.sock; }}
+        echo >&"${{COORDINATOR[1]}}"; read -r -u "${{COORDINATOR[0]}}"
+        coproc WORKER {{ exec {worker} --attached --listen unix:{folder}/{job_files.SYSTEM_SOCKET}; }} 2>/dev/null
+        echo >&"${{WORKER[1]}}"; read -r -u "${{WORKER[0]}}"
+        {ranks[0]} & first=$!
+        {ranks[1]}
+        wait $first
+    """
+    said = run_as_root(script, tmp_path)
+    assert sorted(said.splitlines()) == [f"I am {rank} of 2, the mean is [0.5 0.5 0.5] and 0.5" for rank in range(2)]

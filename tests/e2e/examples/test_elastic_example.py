@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.docs.blocks import claimed, of_language
 from tests.waiting import settle
 
 from collectived_launcher.status.discovery import find_target, request_status
@@ -20,7 +21,6 @@ from collectived_proto.v1.status_pb2 import StatusReply
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples/elastic.py"
-PAGE = (ROOT / "docs/guide/recovery.md").read_text()
 FOR_EVER = "1000000000"  # steps: it ends when it is told to
 PATIENCE = 30.0  # seconds
 
@@ -158,7 +158,7 @@ def test_the_page_quotes_the_example_as_it_is() -> None:
 
 
 def blocks(kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return of_language(claimed(__file__, "docs/guide/recovery.md"), kind)
 
 
 def rank_of(line: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.docs.blocks import claimed, of_language
 from tests.waiting import settle
 
 import collectived as cd
@@ -281,11 +282,11 @@ def test_the_example(environment: dict[str, str]) -> None:
 
 
 def test_the_pages(environment: dict[str, str], tmp_path: Path) -> None:
-    text = "".join((ROOT / f"docs/guide/{page}.md").read_text() for page in ("grpc", "grpc-errors"))
+    blocks = [*claimed(__file__, "docs/guide/grpc.md"), *claimed(__file__, "docs/guide/grpc-errors.md")]
     program = tmp_path / "page.py"
-    program.write_text("\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)))
+    program.write_text("\n".join(of_language(blocks, "python")))
     said = launched(f"collectived launch --clients 2 -- python {shlex.quote(str(program))}", environment)
-    (printed,) = re.findall(r"^```text\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (printed,) = of_language(blocks, "text")
     for rank in range(2):
         mine = [line.removeprefix(f"[rank {rank}] ") for line in said.splitlines() if line.startswith(f"[rank {rank}]")]
         assert mine[-3:] == printed.splitlines()

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import re
+import threading
 from collections.abc import Callable
 
 import grpc
 import numpy as np
 import pytest
+from tests.docs.blocks import claimed
+from tests.docs.stage import plain
 from tests.e2e.conftest import Cluster
 from tests.waiting import settle
 
 import collectived as cd
 from collectived_proto.v1 import trace_pb2, worker_pb2_grpc
+from collectived_runtime.logs import TextLines
 
 SAME = ("group", "key", "generation", "instance", "op", "code")
 
@@ -51,6 +57,37 @@ def test_a_failure_is_logged_once_by_each_daemon(make_cluster: Callable[..., Clu
         if one.code == cd.errors.Code.ABORTED
     }
     assert traced == {told[:5]}
+
+
+def test_the_lines_of_the_page(make_cluster: Callable[..., Cluster]) -> None:
+    text, event = (block.text.strip() for block in claimed(__file__))
+    cluster = make_cluster(2, worker_options=("--log-format", "json", "--log-level", "info"))
+    call = "group.all_reduce('sum', 1.0, options=cd.CommunicationOptions(timeout_seconds=2))"
+    program = compile("\n" * 7 + call, "abort.py", "exec")  # in the line that the page names
+
+    def body(group: cd.Group) -> None:
+        if group.rank == 2:
+            settle(lambda: not _arrived(cluster) and failed.is_set())
+            return
+        with pytest.raises(cd.errors.DeadlineExceededError):
+            exec(program, {"group": group, "cd": cd})
+        failed.set()
+
+    failed = threading.Event()
+    cluster.run_sessions(4, lambda _, group: body(group), "world")
+    cluster.close()
+    (line,) = [line for line in cluster.workers[0].log.splitlines() if '"event": "failure"' in line]
+    found, shown = json.loads(line), json.loads(event)
+    assert list(found) == list(shown)
+    for key in set(shown) - {"time", "key", "generation"}:
+        assert without_stack(str(found[key])) == without_stack(str(shown[key])), key
+    record = logging.LogRecord(found["logger"], logging.INFO, "", 0, found["message"], (), None)
+    assert without_stack(TextLines().format(record)) == without_stack(text)
+
+
+def without_stack(text: str) -> str:
+    """Here the rank that is missing is a thread of this test."""
+    return plain(re.sub(r"; now: [^;]+;", "; now: …;", text))
 
 
 def _arrived(cluster: Cluster) -> set[int]:

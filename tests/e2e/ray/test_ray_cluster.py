@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.docs.blocks import claimed
 from tests.waiting import settle
 
 import collectived as cd
@@ -40,6 +43,17 @@ def ray_cluster() -> Iterator[Any]:
 def job(ray_cluster: Any) -> Iterator[Any]:
     with cd.integrations.ray.start(ranks_per_node=2) as job:
         yield job
+
+
+def test_the_program_of_the_page(ray_cluster: Any, tmp_path: Path) -> None:
+    """Before a job of these tests takes all processors."""
+    (block,) = claimed(__file__)
+    (tmp_path / "page.py").write_text(block.text)
+    environment = {**os.environ, "RAY_ADDRESS": ray_cluster.address}
+    done = subprocess.run(
+        [sys.executable, "page.py"], cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=150
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["10.5"]), done.stderr
 
 
 def test_every_node_has_a_worker_and_every_actor_is_a_rank(job: Any) -> None:

@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.docs.blocks import claimed
 
 import collectived as cd
 
@@ -146,6 +148,17 @@ def run(cluster: Any, tmp_path: Path, group: str, program: str) -> list[tuple[in
 def test_the_hook_averages_buckets_of_every_floating_type(cluster: Any, tmp_path: Path) -> None:
     for status, output, errors in run(cluster, tmp_path, "averages", AVERAGES):
         assert (status, output) == (0, "averaged\n"), errors
+
+
+def test_the_hook_of_the_page_averages(cluster: Any, tmp_path: Path) -> None:
+    (block,) = claimed(__file__)
+    program = f"{BEGIN}    model = network(torch.float32, group.rank)\n{textwrap.indent(block.text, '    ')}"
+    program += "    step(model, group.rank)\n"
+    program += (
+        "    print([torch.equal(one.grad, group.broadcast(one.grad)) for one in model.parameters()], flush=True)\n"
+    )
+    for status, output, errors in run(cluster, tmp_path, "page", program):
+        assert (status, output) == (0, f"{[True] * 4}\n"), errors
 
 
 FAILS = (

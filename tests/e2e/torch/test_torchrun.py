@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.docs.blocks import claimed
 from tests.e2e.launcher.conftest import Place
 from tests.e2e.launcher.conftest import place as place
 from tests.e2e.torch.running import REGISTER, VERSION
@@ -124,10 +125,23 @@ def test_our_launchers_train_and_name_a_killed_rank(
 
 @pytest.mark.skipif(VERSION < (2, 5), reason="PyTorch 2.4 reads no entry points")
 def test_the_program_of_the_page_for_pytorch_runs_as_it_stands(place: Place, tmp_path: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs/start/pytorch.md").read_text()
-    (source,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    source, torchrun = (block.text for block in claimed(__file__))
     (tmp_path / "train.py").write_text(source)
     done = run(
         place, *COLLECTIVED, "launch", "--workers", "1", "--clients", "2", "--", sys.executable, f"{tmp_path}/train.py"
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(VERSION < (2, 5), reason="PyTorch 2.4 reads no entry points")
+def test_torchrun_of_the_page_runs_its_program(place: Place, tmp_path: Path) -> None:
+    source, torchrun = (block.text for block in claimed(__file__))
+    (tmp_path / "train.py").write_text(source)
+    (tmp_path / "cluster.toml").write_text('hosts = ["localhost"]\n')
+    path = f"PATH={Path(sys.executable).parent}:$PATH"
+    try:
+        done = run(place, "bash", "-ec", f"cd {tmp_path}; {path}\n{torchrun}")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.endswith("localhost: ended\n")
+    finally:
+        run(place, *COLLECTIVED, "down", f"{tmp_path}/cluster.toml")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.docs.blocks import claimed
 from tests.heard_stderr import BAR, heard_stderr
 
 from collectived_launcher.doctor.hosts import examine_hosts
@@ -36,6 +38,10 @@ esac
 def test_who_waits_for_hosts_sees_how_far_it_is(
     terminal: bool, asking: str, measuring: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bar, line = (block.text.strip() for block in claimed(__file__))
+    assert re.search(asking, re.sub("[━╺╸]+", BAR, bar) if terminal else line), (
+        "docs/operate/watching.md shows the same"
+    )
     gate, carrier = tmp_path / "gate", tmp_path / "carrier"
     os.mkfifo(gate)
     carrier.write_text(CARRIER.format(gate=gate))

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.docs.blocks import claimed
+from tests.docs.stage import plain
 from tests.e2e.launcher.conftest import PATIENCE, Place
 
 from collectived_launcher.__main__ import run
@@ -107,6 +109,10 @@ def test_a_new_job_gives_a_table_and_a_picture(place: Place, tmp_path: Path) -> 
     lines = done.stdout.splitlines()
     assert lines[0].rstrip() == "all_reduce: 2 ranks on 2 workers, shared memory, arrays of the worker"
     assert lines[1].split("  ")[0] == "size B" and "busbw GB/s" in lines[1]
+    (block,) = claimed(__file__)
+    _, title, head, *_, below, average = block.text.splitlines()
+    assert re.fullmatch(r"all_reduce: 2 ranks on 1 worker, shared memory, arrays of the worker", title)
+    assert (lines[1].split(), lines[-2].strip(), plain(lines[-1])) == (head.split(), below, plain(average))
     rows = [line.split() for line in lines if re.match(r" *[0-9]", line)]
     assert [(row[0], row[1], row[2], row[3], row[4], row[5], row[-1]) for row in rows] == [
         (str(size), str(size // 4), "float32", "sum", "-", "5", "0") for size in (4, 64, 1024)

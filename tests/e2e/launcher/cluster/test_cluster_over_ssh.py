@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from tests.certificates import Signer
+from tests.docs.blocks import claimed, taken_from
+from tests.docs.sessions import steps
+from tests.docs.stage import plain
 from tests.e2e.launcher.conftest import Place
 from tests.e2e.launcher.sshd import Missing, Network
 
@@ -24,25 +28,53 @@ with cd.connect() as session, session.join() as group:
 @pytest.fixture
 def network() -> Iterator[Network]:
     try:
-        made = Network({"alpha": "127.0.0.1", "beta": "127.0.0.2"})
+        made = Network({"a": "127.0.0.1", "b": "127.0.0.2"})
     except Missing as error:
         pytest.skip(str(error))
     yield made
     made.close()
 
 
+def own_address() -> str:
+    """An address of the loopback that is made of our number: nobody else has it, and so all its ports are ours."""
+    pid = os.getpid()
+    return f"127.{1 + (pid >> 16 & 63)}.{pid >> 8 & 255}.{pid & 255}"
+
+
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("tls", [False, True], ids=["plain text", "TLS"])
-def test_a_cluster_of_two_hosts_is_started_used_and_ended(
-    place: Place, network: Network, tmp_path: Path, tls: bool
-) -> None:
-    pid = os.getpid()  # nobody else has an address of the loopback that is made of it, and so all its ports are ours
-    address = f"127.{1 + (pid >> 16 & 63)}.{pid >> 8 & 255}.{pid & 255}"
+def test_a_cluster_of_two_hosts_does_what_the_page_shows(place: Place, network: Network, tmp_path: Path) -> None:
+    file, session = (block.text for block in claimed(__file__))
+    # Only that both hosts are this one is said besides.
+    addressed = re.sub(r"^name = .*$", rf"\g<0>\naddress = '{own_address()}'", file, flags=re.MULTILINE)
+    (tmp_path / "two.toml").write_text(addressed)
+    (tmp_path / "mean.py").write_text(taken_from("docs/operate/clusters.md", "import collectived as cd"))
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\nPATH="{os.environ["PATH"]}" exec {network.ssh()} "$@"\n')
+    (tmp_path / "ssh").chmod(0o700)
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**place.environment, "PATH": path, "COLUMNS": "200"}
+
+    def do(command: str) -> list[str]:
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=PATIENCE
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        return sorted(map(plain, done.stdout.splitlines()))
+
+    try:
+        for command, shown in steps(session):
+            assert do(command) == sorted(map(plain, shown)), command
+    finally:
+        do("collectived down two.toml")
+    assert not place.processes()
+
+
+@pytest.mark.timeout(150)
+def test_a_cluster_of_two_hosts_speaks_tls(place: Place, network: Network, tmp_path: Path) -> None:
+    address = own_address()
     file = tmp_path / "pair.toml"
-    tables = "".join(f"[[hosts]]\nname = '{name}'\naddress = '{address}'\n" for name in ("alpha", "beta"))
-    if tls:
-        files = Signer(tmp_path / "certs").issue("hosts", names=(address,))
-        tables = f"tls_cert = '{files.cert}'\ntls_key = '{files.key}'\ntls_ca = '{files.ca}'\n{tables}"
+    tables = "".join(f"[[hosts]]\nname = '{name}'\naddress = '{address}'\n" for name in ("a", "b"))
+    files = Signer(tmp_path / "certs").issue("hosts", names=(address,))
+    tables = f"tls_cert = '{files.cert}'\ntls_key = '{files.key}'\ntls_ca = '{files.ca}'\n{tables}"
     file.write_text(f"{tables}[worker]\nmemory_limit = '64MiB'\ndrain_seconds = 5\n")
 
     def do(verb: str, *words: str) -> list[str]:
@@ -56,12 +88,12 @@ def test_a_cluster_of_two_hosts_is_started_used_and_ended(
 
     try:
         lines = do("up", str(file))
-        assert [line.split(" (pid")[0] for line in lines] == ["alpha: started coordinator", "beta: started worker 1"]
+        assert [line.split(" (pid")[0] for line in lines] == ["a: started coordinator", "b: started worker 1"]
         opening, *lines = do("run", "--cluster", str(file), "--", sys.executable, "-c", MEAN)
-        assert opening.startswith("2 workers × 1 client = 2 ranks on alpha, beta")
-        assert sorted(lines) == ["[rank 0] alpha 0 2 2.0", "[rank 1] beta 1 2 2.0"]
+        assert opening.startswith("2 workers × 1 client = 2 ranks on a, b")
+        assert sorted(lines) == ["[rank 0] a 0 2 2.0", "[rank 1] b 1 2 2.0"]
         assert left()
     finally:
         ended = do("down", str(file))
-    assert ended == ["beta: ended", "alpha: ended"]
+    assert ended == ["b: ended", "a: ended"]
     assert not left() and not place.processes()

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.docs.blocks import claimed
+from tests.docs.stage import plain
 from tests.e2e.launcher.conftest import Place
 
 from collectived_launcher.__main__ import run
@@ -91,7 +93,9 @@ def test_wrong_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
 
 
 def test_two_ends_measure(place: Place) -> None:
-    server = place.run_in_background([*COMMAND, "doctor", "--serve", "--within", "60"])
+    _, block, shown = claimed(__file__)
+    assert block.text == "collectived doctor --serve 10.0.0.2:7459\ncollectived doctor --to 10.0.0.2:7459\n"
+    server = place.run_in_background([*COMMAND, "doctor", "--serve", "127.0.0.1:0", "--within", "60"])
     assert server.stdout is not None
     said = [server.stdout.readline() for _ in range(3)]
     address = said[1].split()[-1]
@@ -103,10 +107,18 @@ def test_two_ends_measure(place: Place) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for check in PAIRWISE_CHECKS:
         assert re.search(rf"^(OK|WARNING) +{check}  ", done.stdout, re.MULTILINE), done.stdout
+    found = done.stdout.replace(os.uname().nodename, "vm").splitlines()
+    for line, real in zip(shown.text.splitlines(), found, strict=False):
+        assert shape(line) == shape(real) or real.startswith("WARNING"), real
     rest, errors = server.communicate(timeout=PATIENCE)
     assert server.returncode == 0 and "measured with" in rest and errors == ""
     gone = doctor(place, "--to", address, said=f"{token}\n")
     assert gone.returncode == 1 and "Connection refused" in gone.stdout
+
+
+def shape(line: str) -> str:
+    """Without figures, and the words that depend on them."""
+    return plain(re.sub(r"[KMG]B/s|(behind|ahead of) ours", "…", line))
 
 
 def test_a_token_must_be_given(place: Place) -> None:
@@ -204,8 +216,8 @@ class TestPage:
             assert figure in text, figure
 
     def test_shows_lines_as_they_are_printed(self) -> None:
-        (block,) = re.findall(r"^```text doctor\n(.*?)^```$", self.PAGE.read_text(), re.MULTILINE | re.DOTALL)
-        shown = [line[9:22].strip() for line in block.splitlines() if re.match(r"OK|WARNING|FAILURE", line)]
+        block, _, _ = claimed(__file__)
+        shown = [line[9:22].strip() for line in block.text.splitlines() if re.match(r"OK|WARNING|FAILURE", line)]
         assert shown == [check.name for check in CHECKS]
 
 

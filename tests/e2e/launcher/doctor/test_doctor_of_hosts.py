@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.docs.blocks import claimed
 from tests.e2e.launcher.conftest import Place
 
 from collectived_launcher.doctor.checks import CHECKS, PAIRWISE_CHECKS
@@ -121,8 +122,10 @@ def sshd(tmp_path: Path) -> Iterator[str]:
 
 
 def test_over_a_real_sshd(place: Place, sshd: str) -> None:
-    done = look(place, "--hosts", "localhost,127.0.0.2", "--ssh", sshd.replace("-p ", "-o Hostname=127.0.0.1 -p "))
+    (block,) = claimed(__file__)
+    assert block.text == "collectived doctor --hosts a,b\n"
+    done = look(place, "--hosts", "a,b", "--ssh", sshd.replace("-p ", "-o Hostname=127.0.0.1 -p "))
     assert done.returncode == 0, done.stdout + done.stderr
     shown = click.unstyle(done.stdout)
-    assert " checks      127.0.0.2: well" in shown
-    assert "reach          localhost → 127.0.0.2: 127.0.0.1:" in shown, "by the address at which ssh came in"
+    assert " checks      a: well" in shown and " checks      b: well" in shown
+    assert "reach          a → b: 127.0.0.1:" in shown, "by the address at which ssh came in"

@@ -11,6 +11,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from tests.docs.blocks import claimed
+from tests.docs.stage import plain
 from tests.e2e.launcher.conftest import PATIENCE, Place
 
 ENDS = "{signal.SIGINT, signal.SIGTERM}"
@@ -28,8 +30,13 @@ def test_every_daemon_says_where_its_metrics_are_and_says_it_again_when_it_is_ba
     command = [sys.executable, "-m", "collectived_launcher", "launch", "--metrics", "--", sys.executable, "-c", WAIT]
     launcher = place.run_in_background(command)
 
+    (block,) = claimed(__file__)
+    shown = {plain(line) for line in block.text.splitlines()}
+
     def said(pattern: str) -> str:
-        found = re.search(pattern, place.error_with(launcher, pattern))
+        line = place.error_with(launcher, pattern)
+        assert plain(line) in shown, line
+        found = re.search(pattern, line)
         assert found
         return found[1]
 

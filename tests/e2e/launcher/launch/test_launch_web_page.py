@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.docs.blocks import claimed
+from tests.docs.own_root import run_as_root
 from tests.e2e.launcher.conftest import PATIENCE, Place
 
 from collectived_launcher.__main__ import run
@@ -73,6 +75,15 @@ def test_without_a_token_and_on_a_terminal_the_link_is_said(tmp_path: Path) -> N
     assert (
         WebPageLink("http://h:80/", "abc").format_line(str(tmp_path), terminal=True) == "page: http://h:80/#token=abc"
     )
+
+
+@pytest.mark.timeout(120)
+def test_a_terminal_is_shown_what_the_page_shows(tmp_path: Path) -> None:
+    command, shown = (block.text.strip() for block in claimed(__file__))
+    script = f"""cd "$OWN"; touch train.py; COLUMNS=120 script --quiet --return --command '{command}' /dev/null"""
+    said = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", run_as_root(script, tmp_path, hosts="own"))
+    lines = [re.sub("[0-9a-f]{32}", "TOKEN", line) for line in re.split(r"[\r\n]+", said)]
+    assert {re.sub("[0-9a-f]{32}", "TOKEN", line) for line in shown.splitlines()} <= set(lines)
 
 
 def test_a_port_that_is_taken_is_said(place: Place) -> None:

@@ -21,12 +21,17 @@ from typing import Any
 
 import click
 import pytest
+from tests.docs.blocks import claimed, taken_from
+from tests.docs.sessions import differs, steps
+from tests.docs.stage import plain
 from tests.e2e.launcher.slurm.slurm_cluster import Cluster, Missing
 
 from collectived_launcher.hosts import slurm, slurm_rendezvous
 from collectived_launcher.hosts.selection import HostOptions, choose_hosts
 
 ROOT = Path(__file__).parents[4]
+BATCH, ALLOCATION, SEVERAL_TASKS = (block.text for block in claimed(__file__, "docs/operate/slurm.md"))
+(RANKS_OF_SRUN,) = (block.text for block in claimed(__file__, "docs/start/pytorch.md"))
 PATIENCE = 60.0
 pytestmark = pytest.mark.timeout(150)
 LAUNCH = (sys.executable, "-m", "collectived_launcher", "launch")
@@ -127,10 +132,13 @@ class Fake:
             "srun": f'exec {sys.executable} {stand_in} "$@"',
             "scontrol": "echo n1; echo n2",
             "python": f'exec {sys.executable} "$@"',
+            "collectived": f'exec {sys.executable} -m collectived_launcher "$@"',
+            "salloc": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
         }.items():
             (folder / name).write_text(f"#!/bin/sh\n{line}\n")
             (folder / name).chmod(0o700)
         (folder / "state").mkdir()
+        self.folder = folder
         self.environment = {
             **place.environment,
             "PATH": f"{folder}:{os.environ['PATH']}",
@@ -142,16 +150,28 @@ class Fake:
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(words, env=self.environment, text=True, capture_output=True, timeout=PATIENCE)
 
+    def type(self, commands: str, program: str) -> subprocess.CompletedProcess[str]:
+        """The same with lines of a page, in a folder with a program for them."""
+        for name in ("mean.py", "train.py"):
+            (self.folder / name).write_text(program)
+        return self.run("bash", "-ec", f"cd {self.folder}; {commands}")
+
 
 @pytest.fixture
 def fake(place: Any, tmp_path: Path) -> Fake:
     return Fake(place, tmp_path)
 
 
-def test_launch_alone_in_an_allocation(fake: Fake) -> None:
-    done = fake.run(*LAUNCH, "--clients", "2", "--", sys.executable, "-c", MEAN)
-    opening, *lines = done.stdout.splitlines()
-    assert (opening, sorted(lines), done.returncode) == (OPENING, LINES, 0), done.stderr
+def test_launch_alone_in_an_allocation_does_what_the_page_shows(fake: Fake) -> None:
+    ((command, shown),) = steps(ALLOCATION)
+    done = fake.type(command, taken_from("README.md", "import collectived as cd"))
+    assert (sorted(done.stdout.splitlines()), done.returncode) == (sorted(shown), 0), done.stderr
+
+
+def test_srun_gives_ranks_of_its_own_what_pytorch_needs(fake: Fake) -> None:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    done = fake.type(RANKS_OF_SRUN, f"import os; print(*(os.environ[name] for name in {names}))")
+    assert sorted(done.stdout.splitlines()) == ["0 2 0 n1 29500", "1 2 0 n1 29500"], done.stderr
 
 
 def test_launch_as_every_task_of_a_step(fake: Fake, tmp_path: Path) -> None:
@@ -164,9 +184,10 @@ def test_launch_as_every_task_of_a_step(fake: Fake, tmp_path: Path) -> None:
 
 
 def test_several_tasks_per_node_fail_before_anything_is_started(fake: Fake) -> None:
-    done = fake.run("srun", "--nodes=2", "--ntasks-per-node=2", *LAUNCH, "--", "python", "train.py")
+    ((command, shown),) = steps(SEVERAL_TASKS)
+    done = fake.type(command, "")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("collectived launch --clients 2 -- python train.py") == 1
+    assert not differs(shown, done.stderr.splitlines())
 
 
 # The real one
@@ -210,10 +231,12 @@ def real(cluster: Cluster, place: Any) -> Iterator[Real]:
 
 @pytest.mark.timeout(200)
 def test_the_batch_script(real: Real, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    done = real.run("sbatch", "--wait", f"--output={log}", str(ROOT / "deploy/slurm/train.sbatch"))
+    (submits, _), (reads, shown) = steps(BATCH)
+    done = real.run("bash", "-ec", submits.replace("--wait", f"--wait --output={tmp_path}/train-%j.log"))
+    (log,) = tmp_path.glob("train-*.log")
     assert done.returncode == 0, (done.stderr, log.read_text())
-    assert "2 workers × 2 clients = 4 ranks on n1, n2" in log.read_text()
+    assert reads == "head -4 train-9.log"
+    assert list(map(plain, log.read_text().splitlines()[:4])) == list(map(plain, shown))
     assert re.search(r"same bits on 4 of 4 ranks", log.read_text())
 
 

@@ -16,10 +16,14 @@ from typing import Any
 
 import pytest
 from tests.certificates import Signer, flags
+from tests.docs.blocks import Block, claimed, taken_from
+from tests.docs.sessions import steps
 from tests.e2e.launcher.sshd import Missing, Network
 
+from collectived_launcher.hosts.hostlist import parse_hostfile
 from collectived_proto.tls.files import TlsFiles
 
+FIRST, HOSTFILE, *UNUSABLE = claimed(__file__)
 PATIENCE = 30.0
 pytestmark = pytest.mark.timeout(150)
 ENDS = "{signal.SIGINT, signal.SIGTERM}"
@@ -36,7 +40,7 @@ with cd.connect() as session, session.join() as group:
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network]:
     try:
-        made = Network({"alpha": "127.0.0.1", "beta": "127.0.0.2"})
+        made = Network({"a": "127.0.0.1", "b": "127.0.0.2"})
     except Missing as error:
         pytest.skip(str(error))
     yield made
@@ -44,19 +48,32 @@ def network() -> Iterator[Network]:
 
 
 class Launches:
-    """`collectived launch` on the hosts alpha and beta; afterwards nothing of it is left on any."""
+    """`collectived launch` on the hosts a and b; afterwards nothing of it is left on any."""
 
     def __init__(self, place: Any, network: Network) -> None:
         self.place, self.network = place, network
         self.environment = {**place.environment, "COLLECTIVED_TRACE_ME": "yes", "COLLECTIVED_SECRET": "never"}
 
-    def command(self, *words: str, hosts: str = "alpha:2,beta:2") -> list[str]:
+    def command(self, *words: str, hosts: str = "a:2,b:2") -> list[str]:
         start = [sys.executable, "-m", "collectived_launcher", "launch"]
         return [*start, "--ssh", self.network.ssh(), "--hosts", hosts, *words]
 
-    def run(self, *words: str, hosts: str = "alpha:2,beta:2") -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, hosts: str = "a:2,b:2") -> subprocess.CompletedProcess[str]:
         command = self.command(*words, hosts=hosts)
         return subprocess.run(command, env=self.environment, text=True, capture_output=True, timeout=2 * PATIENCE)
+
+    def type(self, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        """Runs a line of a page in a folder with its program; `ssh` finds our hosts, as by a user's own file."""
+        (folder / "mean.py").write_text(taken_from("README.md", "import collectived as cd"))
+        ssh = folder / "bin" / "ssh"
+        ssh.parent.mkdir(exist_ok=True)
+        ssh.write_text(f'#!/bin/sh\nPATH="{os.environ["PATH"]}" exec {self.network.ssh()} "$@"\n')
+        ssh.chmod(0o700)
+        path = f"{ssh.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**self.place.environment, "PATH": path, "COLUMNS": "250"}
+        return subprocess.run(
+            ["bash", "-c", command], cwd=folder, env=environment, text=True, capture_output=True, timeout=2 * PATIENCE
+        )
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         started: subprocess.Popen[str] = self.place.run_in_background(self.command(*words))
@@ -105,10 +122,10 @@ def test_a_job_of_two_hosts(launches: Launches, tmp_path: Path) -> None:
     done = launches.run("--chdir", "/usr", *program)
     assert told(done.stderr) == ""
     opening, *lines = done.stdout.splitlines()
-    assert opening.startswith("2 workers × 2 clients = 4 ranks on alpha, beta (")
+    assert opening.startswith("2 workers × 2 clients = 4 ranks on a, b (")
     assert sorted(lines) == [
         f"[rank {rank}] 1.5 {host} {rank} {rank % 2} {rank // 2} 2 127.0.0.1 blue yes /usr shared memory"
-        for rank, host in enumerate(["alpha", "alpha", "beta", "beta"])
+        for rank, host in enumerate(["a", "a", "b", "b"])
     ]
     assert done.returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
@@ -117,12 +134,12 @@ def test_a_job_of_two_hosts(launches: Launches, tmp_path: Path) -> None:
 
 
 def test_a_hostfile_and_a_coordinator_here(launches: Launches, tmp_path: Path) -> None:
-    (tmp_path / "hosts").write_text("alpha slots=1  # the first\n\nbeta:2\n")
+    (tmp_path / "hosts").write_text("a slots=1  # the first\n\nb:2\n")
     command = launches.command("--coordinator", "here", "--", "python", "-c", MEAN)
     command[command.index("--hosts") : command.index("--hosts") + 2] = ["--hostfile", str(tmp_path / "hosts")]
     done = subprocess.run(command, env=launches.environment, text=True, capture_output=True, timeout=2 * PATIENCE)
     assert (done.returncode, told(done.stderr)) == (0, "")
-    assert "2 workers with 1 + 2 clients = 3 ranks on alpha, beta" in done.stdout
+    assert "2 workers with 1 + 2 clients = 3 ranks on a, b" in done.stdout
     assert done.stdout.count(" 1.0 ") == 3
 
 
@@ -159,7 +176,7 @@ def test_secrets_are_nowhere_status_works_on_each_host_and_ctrl_c_ends_all_in_or
     for runtime in launches.network.runtime.values():
         environment = {**launches.place.environment, "XDG_RUNTIME_DIR": str(runtime)}
         done = subprocess.run(status, env=environment, text=True, capture_output=True, timeout=PATIENCE)
-        assert '"host": "alpha"' in done.stdout and '"host": "beta"' in done.stdout, done.stderr
+        assert '"host": "a"' in done.stdout and '"host": "b"' in done.stdout, done.stderr
     launcher.send_signal(signal.SIGINT)
     out, err = launcher.communicate(timeout=PATIENCE)
     assert (launcher.returncode, out.count("told")) == (130, 4)
@@ -179,7 +196,7 @@ def test_nothing_outlives_a_launcher_that_was_killed_at_a_random_moment(launches
     print(f"COLLECTIVED_TEST_SEED={SEED}")
     script = f"import subprocess; subprocess.Popen(['sleep', '1000']); {WAIT}; signal.pause()"
     launcher = launches.start("--", "python", "-c", script)
-    launches.place.lines_with(launcher, "ranks on alpha", 1)
+    launches.place.lines_with(launcher, "ranks on a", 1)
     time.sleep(later)  # any moment will do
     launcher.kill()
     launcher.wait()
@@ -198,13 +215,13 @@ def cut(launches: Launches, host: str) -> None:
 def test_a_lost_connection_is_named_and_ends_everything(launches: Launches) -> None:
     launcher = launches.start("--grace", "1", "--", "python", "-c", WAIT)
     launches.place.lines_with(launcher, "up", 4)
-    cut(launches, "beta")
+    cut(launches, "b")
     _, err = launcher.communicate(timeout=PATIENCE)
     assert launcher.returncode == 1
     first = re.search(r"first failure: (.*)", err)
-    assert first and re.fullmatch(r"rank 2 on beta \(pid \d+\): its host beta is lost \(ssh\): .*", first[1]), err
-    assert re.search(r"worker 1 on beta \(pid \d+\) died: its host beta is lost \(ssh\): .*", err)
-    assert re.search(r"then: rank 3 on beta \(pid \d+\): its host beta is lost \(ssh\): ", err)
+    assert first and re.fullmatch(r"rank 2 on b \(pid \d+\): its host b is lost \(ssh\): .*", first[1]), err
+    assert re.search(r"worker 1 on b \(pid \d+\) died: its host b is lost \(ssh\): .*", err)
+    assert re.search(r"then: rank 3 on b \(pid \d+\): its host b is lost \(ssh\): ", err)
     assert "sending SIGTERM to ranks 0, 1" in err
 
 
@@ -212,34 +229,45 @@ def test_a_host_that_comes_back_is_used_again(launches: Launches) -> None:
     again = f"import os\nif os.environ['COLLECTIVED_RESTART'] == '0':\n    {WAIT}\nelse: print('again')"
     launcher = launches.start("--max-restarts", "1", "--", "python", "-c", again)
     launches.place.lines_with(launcher, "up", 4)
-    cut(launches, "beta")
+    cut(launches, "b")
     assert sorted(launches.place.lines_with(launcher, "again", 2)) == ["[rank 2] again", "[rank 3] again"]
-    for pid in [pid for pid in launches.on("alpha") if b"-c" in launches.place.command_of(pid)]:
+    for pid in [pid for pid in launches.on("a") if b"-c" in launches.place.command_of(pid)]:
         os.kill(pid, signal.SIGTERM)
     _, err = launcher.communicate(timeout=PATIENCE)
     assert launcher.returncode == 0, err
-    assert "worker 1 was started again once: its host beta is lost (ssh)" in err
+    assert "worker 1 was started again once: its host b is lost (ssh)" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "hosts", "said"),
-    [
-        (
-            (),
-            "alpha,no-such-host.invalid",
-            r"no-such-host.invalid cannot be used \(ssh\): ssh: Could not resolve hostname",
-        ),
-        (("--python", "/no/python"), "alpha", r"alpha cannot be used \(ssh\): .*/no/python.*--python"),
-        (("--python", "/usr/bin/env"), "alpha", r"alpha cannot be used \(ssh\): "),
-        (("--interface", "eth77"), "alpha,beta", r"alpha: it has no interface 'eth77'; it has .*lo \(127\.0\.0\.1/8\)"),
-    ],
-)
-def test_a_host_that_is_not_to_be_had_is_named(
-    launches: Launches, words: tuple[str, ...], hosts: str, said: str
-) -> None:
-    done = launches.run(*words, "--", "true", hosts=hosts)
+def test_the_first_run_of_the_page(launches: Launches, tmp_path: Path) -> None:
+    ((command, shown),) = steps(FIRST.text)
+    done = launches.type(command, tmp_path)
+    assert (sorted(done.stdout.splitlines()), told(done.stderr), done.returncode) == (sorted(shown), "", 0)
+
+
+def test_the_forms_of_a_hostfile_on_the_page() -> None:
+    assert parse_hostfile(HOSTFILE.text, "hosts", 3) == {"a": 2, "b": 2, "me@c": 3}
+
+
+@pytest.mark.parametrize("block", UNUSABLE, ids=lambda block: str(block.place))
+def test_a_host_that_is_not_to_be_had_is_named_as_on_the_page(launches: Launches, block: Block, tmp_path: Path) -> None:
+    ((command, shown),) = steps(block.text)
+    done = launches.type(command, tmp_path)
     assert done.returncode == 3
-    assert re.search(rf"^collectived: {said}", told(done.stderr)), done.stderr
+    assert [without_addresses(line) for line in (done.stdout + told(done.stderr)).splitlines()] == [
+        without_addresses(line) for line in shown
+    ]
+
+
+def without_addresses(line: str) -> str:
+    """Which interfaces there are differs from host to host; the loopback is one of them."""
+    assert "it has no interface" not in line or "it has lo (127.0.0.1/8)" in line
+    return line.partition("; it has lo (127.0.0.1/8)")[0]
+
+
+def test_a_program_that_is_no_interpreter_is_told(launches: Launches) -> None:
+    done = launches.run("--python", "/usr/bin/env", "--", "true", hosts="a")
+    assert done.returncode == 3
+    assert re.search(r"^collectived: a cannot be used \(ssh\): ", told(done.stderr)), done.stderr
 
 
 def test_a_key_that_is_refused_is_told_in_the_words_of_ssh(launches: Launches, tmp_path: Path) -> None:
@@ -251,18 +279,18 @@ def test_a_key_that_is_refused_is_told_in_the_words_of_ssh(launches: Launches, t
     command[command.index("--ssh") + 1] = f"ssh -F {tmp_path}/config"
     done = subprocess.run(command, env=launches.environment, text=True, capture_output=True, timeout=PATIENCE)
     assert done.returncode == 3
-    assert re.search(r"(alpha|beta) cannot be used \(ssh\): .*Permission denied \(publickey\)", done.stderr)
+    assert re.search(r"(a|b) cannot be used \(ssh\): .*Permission denied \(publickey\)", done.stderr)
 
 
 def test_a_slow_host_is_waited_for_aloud(launches: Launches, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     slow = tmp_path / "slow-ssh"
-    slow.write_text(f'#!/bin/sh\ncase "$*" in *" -G "*) ;; *"beta exec"*) read line < {gate};; esac\nexec ssh "$@"\n')
+    slow.write_text(f'#!/bin/sh\ncase "$*" in *" -G "*) ;; *" b exec "*) read line < {gate};; esac\nexec ssh "$@"\n')
     slow.chmod(0o700)
     command = launches.command("--", "true")
     command[command.index("--ssh") + 1] = f"{slow} -F {launches.network.config}"
     launcher = launches.place.run_in_background(command)
-    launches.place.error_with(launcher, r"^collectived: waiting for (alpha \(ssh\), )?beta \(ssh\)$")
+    launches.place.error_with(launcher, r"^collectived: waiting for (a \(ssh\), )?b \(ssh\)$")
     gate.write_text("open\n")
     assert launcher.wait(PATIENCE) == 0
