@@ -13,6 +13,9 @@ ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 EXAMPLES = ROOT / "docs" / "examples"
 HOOK = "integrations.torch.allreduce_hook"
+RAY = "integrations.ray.start"
+# Read without being imported, for their libraries need not be here.
+UNIMPORTED = {HOOK: "client/collectived/integrations/torch.py", RAY: "client/collectived/integrations/ray.py"}
 WRITTEN_BY_HAND = ("environment",)
 OTHER_PAGES = ("cli", "configuration", "messages", "status")  # not of public names; each has a test of its own
 
@@ -44,6 +47,7 @@ CONTENTS = {
         "environment",
         "integrations",
         HOOK,
+        RAY,
         "mpi",
         "testing",
         "testing.local",
@@ -125,7 +129,7 @@ def public() -> set[str]:
         if not name.startswith("_")
     }
     of_testing = {f"testing.{name}" for name in cd.testing.__all__}
-    return {*cd.__all__, *methods, *of_testing, HOOK, *WRITTEN_BY_HAND}
+    return {*cd.__all__, *methods, *of_testing, *UNIMPORTED, *WRITTEN_BY_HAND}
 
 
 def resolved(name: str) -> Any:

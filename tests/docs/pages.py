@@ -6,7 +6,6 @@ run. What is to be changed is changed there.
 
 from __future__ import annotations
 
-import ast
 import enum
 import inspect
 import re
@@ -18,10 +17,10 @@ from tests.docs.contents import (
     COMMON,
     CONTENTS,
     EXAMPLES,
-    HOOK,
     OTHER_PAGES,
+    RAY,
     REFERENCE,
-    ROOT,
+    UNIMPORTED,
     UNSAID,
     WRITTEN_BY_HAND,
     is_alias,
@@ -29,6 +28,7 @@ from tests.docs.contents import (
     resolved,
 )
 from tests.docs.docstrings import Docstring, Function, bullets, joined
+from tests.docs.unimported import read_class, read_function
 
 import collectived as cd
 from collectived import errors
@@ -64,13 +64,13 @@ def pages() -> dict[str, str]:
 
 
 def page(name: str) -> str:
-    found: Any = hook() if name == HOOK else resolved(name)
+    found: Any = None if name in UNIMPORTED else resolved(name)
     rest: list[str] = []
     if name == "errors":
         head, rest = errors_page()
     elif isinstance(found, ModuleType):
         head = module_page(found)
-    elif name != HOOK and is_alias(name):
+    elif name not in UNIMPORTED and is_alias(name):
         head = [f"The same as `{found.__name__}`."]
     elif isinstance(found, type):
         head, rest = class_page(found)
@@ -94,9 +94,9 @@ def summary(name: str) -> str:
     """What a page is about, in one sentence."""
     if name in WRITTEN_BY_HAND:
         return (REFERENCE / f"{name}.md").read_text().split("\n\n")[1].partition(".")[0] + "."
-    if name != HOOK and is_alias(name):
+    if name not in UNIMPORTED and is_alias(name):
         return f"The same as `{resolved(name).__name__}`."
-    doc = hook().doc if name == HOOK else Docstring.of(resolved(name))
+    doc = read_function(name).doc if name in UNIMPORTED else Docstring.of(resolved(name))
     first = re.split(r"(?<=\.) |; see", joined(doc.description[0]))[0]
     return first.removesuffix(".") + "."
 
@@ -104,19 +104,8 @@ def summary(name: str) -> str:
 # Functions and methods
 
 
-def hook() -> Function:
-    """The hook for PyTorch, read without importing it: PyTorch need not be here."""
-    source = (ROOT / "client/collectived/integrations/torch.py").read_text()
-    name = HOOK.rpartition(".")[2]
-    (found,) = [one for one in ast.parse(source).body if isinstance(one, ast.FunctionDef) and one.name == name]
-    assert found.returns is not None
-    parameters = [re.sub("(?<! )=", " = ", ast.unparse(found.args))]
-    doc = Docstring.parse(ast.get_docstring(found) or "")
-    return Function(name, parameters, [one.arg for one in found.args.args], f" -> {ast.unparse(found.returns)}", doc)
-
-
 def function_page(name: str) -> tuple[list[str], list[str]]:
-    function = hook() if name == HOOK else Function.of(resolved(name))
+    function = read_function(name) if name in UNIMPORTED else Function.of(resolved(name))
     owner, _, method = name.rpartition(".")
     if method in dir(Collectives):
         function = completed(function)
@@ -125,10 +114,23 @@ def function_page(name: str) -> tuple[list[str], list[str]]:
     head = [first, function.signature(called), *more, *function.sections()]
     if method in dir(Collectives):
         head.append("[All collectives](Group.md#all-collectives) has the rules for values, results and errors.")
+    if name == RAY:
+        return head, ray_job()
     if name != "get_replica_context":
         return head, []
     doc = Docstring.of(ReplicaContext)
     return head, ["## `ReplicaContext`", *doc.description, *attributes(ReplicaContext, doc), *methods(ReplicaContext)]
+
+
+def ray_job() -> list[str]:
+    """What the block of `integrations.ray.start` gets."""
+    doc, functions = read_class(RAY, "RayJob")
+    parts = ["## `RayJob`", *doc.description, *attributes(object, doc)]
+    for function in functions:
+        first, *more = function.doc.description
+        parts += [f"## `{function.name}`", first, function.signature(f"job.{function.name}"), *more]
+        parts += function.sections("###")
+    return parts
 
 
 def completed(function: Function) -> Function:
@@ -224,9 +226,9 @@ def shown_methods(cls: type[Any]) -> list[Function]:
 
 def module_page(module: ModuleType) -> list[str]:
     parts = Docstring.of(module).description
-    if module is cd.integrations:  # its modules are not imported, for their libraries need not be here
-        ray = "| `integrations.ray.start` | A job on a running Ray cluster: see [Ray](../operate/ray.md). |"
-        return [*parts, f"| name | |\n|---|---|\n{ray}\n| `{HOOK}` | {summary(HOOK)} |"]
+    if module is cd.integrations:
+        rows = "".join(f"\n| `{name}` | {summary(name)} |" for name in UNIMPORTED)
+        return [*parts, "| name | |\n|---|---|" + rows]
     if module is cd.mpi:
         return [*parts, *call_table(cd.mpi.Comm), *call_table(cd.mpi.Request), *call_table(cd.mpi.Status)]
     for inner in [module, *(vars(module)[one] for one in module.__all__ if isinstance(vars(module)[one], ModuleType))]:
@@ -299,6 +301,8 @@ def outcome(op: cd.ReduceOp, dtype: DType) -> str:
 
 def example(name: str) -> list[str]:
     source = (EXAMPLES / f"{name}.py").read_text().strip("\n")
+    if name == RAY:
+        return ["Run on a Ray cluster; the comment shows what it prints.", f"```python\n{source}\n```"]
     ran = "two ranks, each with a `session` and a `group` of its own"
     if re.search(r"^(import|from) collectived", source, re.MULTILINE):
         ran = "`collectived launch --workers 2`"

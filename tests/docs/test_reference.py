@@ -10,10 +10,11 @@ import pytest
 from tests.docs import pages
 from tests.docs.contents import (
     EXAMPLES,
-    HOOK,
     OTHER_PAGES,
+    RAY,
     REFERENCE,
     ROOT,
+    UNIMPORTED,
     UNSAID,
     WRITTEN_BY_HAND,
     names,
@@ -21,6 +22,7 @@ from tests.docs.contents import (
     resolved,
 )
 from tests.docs.docstrings import Docstring, Function, entries
+from tests.docs.unimported import public_names, read_class, read_function
 
 import collectived as cd
 from collectived.collectives import Collectives
@@ -40,6 +42,13 @@ def test_every_page_has_an_example() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(names()) - set(WRITTEN_BY_HAND)
 
 
+def test_every_integration_has_a_page_with_all_that_it_has_for_users() -> None:
+    assert {name.split(".")[1] for name in UNIMPORTED} == set(cd.integrations.__all__)
+    for name in UNIMPORTED:
+        page = (REFERENCE / f"{name}.md").read_text()
+        assert not [one for one in public_names(name) if one not in page], name
+
+
 def test_the_pages_are_what_the_code_says() -> None:
     fresh = pages.pages()
     others = {*WRITTEN_BY_HAND, *OTHER_PAGES}
@@ -50,8 +59,8 @@ def test_the_pages_are_what_the_code_says() -> None:
 
 def functions() -> list[Function]:
     """All whose signatures are shown."""
-    found = [pages.hook()]
-    for name in set(names()) - {HOOK, *WRITTEN_BY_HAND}:
+    found = [read_function(name) for name in UNIMPORTED] + read_class(RAY, "RayJob")[1]
+    for name in set(names()) - {*UNIMPORTED, *WRITTEN_BY_HAND}:
         thing = resolved(name)
         if inspect.isfunction(thing):
             whole = Function.of(thing)

@@ -53,7 +53,7 @@ class RayJob:
         self._groups = (f"{name}-{number}" for number in itertools.count())
 
     def run(self, body: Callable[..., Any], *args: Any, timeout: float | None = None) -> list[Any]:
-        """Calls `body(group, *args)` as every rank of a new group, each in its actor.
+        """Call `body(group, *args)` as every rank of a new group, each in its actor.
 
         Args:
             body: the function of each rank, which Ray carries there. Leaving it by an exception aborts the group.
@@ -95,7 +95,7 @@ class RayJob:
 def start(
     ranks_per_node: int = 1, *, nodes: Sequence[str] | None = None, cpus_per_rank: float = 1, gpus_per_rank: float = 0
 ) -> Iterator[RayJob]:
-    """Starts a coordinator, a worker daemon on each node of the running Ray cluster and ranks beside it.
+    """Start a coordinator, a worker daemon on each node of the running Ray cluster and ranks beside it.
 
     They end with the block, and with the driver.
 

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.docs.blocks import claimed
+from tests.docs.contents import EXAMPLES, RAY
+from tests.docs.running import expected
 from tests.waiting import settle
 
 import collectived as cd
@@ -121,3 +123,11 @@ def test_what_cannot_be_started_is_said(ray_cluster: Any) -> None:
         pass
     with pytest.raises(ValueError, match="nodes is empty"), cd.integrations.ray.start(nodes=[]):
         pass
+
+
+def test_the_example_of_the_reference_prints_what_it_says(ray_cluster: Any) -> None:
+    path = EXAMPLES / f"{RAY}.py"
+    environment = os.environ | {"RAY_ADDRESS": ray_cluster.address}
+    done = subprocess.run([sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1:] == expected(path.read_text())
