@@ -41,7 +41,7 @@ GPU_NEEDS := 'nccl4py~=0.6.0' pynccl==0.1.2 grpcio grpcio-status grpcio-health-c
 MPI4PY := mpi4py-4.1.1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-lines test-torch test-mpi test-ray test-gpu gpu-wheels gpu-report test-nccl test-kill test-slurm drills bench bench-torch tune-check fuzz mutants native sanitize wheels image image-lock docs site test-site check format lint types layers proto proto-check proto-release clean
+.PHONY: help setup demo test test-unit test-lines test-torch test-mpi test-ray test-gpu gpu-wheels gpu-report test-nccl test-kill test-slurm drills bench bench-torch tune-check fuzz mutants native sanitize wheels release image image-lock docs site test-site check format lint types layers proto proto-check proto-release clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -142,6 +142,9 @@ wheels: $(WHEELS_VENV)/installed $(READY) ## build and check the sdist and one w
 	$(WHEELS_VENV)/bin/python native/build_wheels.py
 	$(WHEELS_VENV)/bin/python deploy/conda/render.py
 	COLLECTIVED_TEST_WHEELS=1 $(BIN)/python -m pytest -n 0 tests/native/test_compile_core.py
+
+release: $(VENV)/installed-dev ## write the version VERSION wherever it stands, commit, and set its tag
+	$(BIN)/python deploy/release.py $(VERSION)
 
 image: wheels ## build the container image of the wheel; without a container engine a root file system (root, mmdebstrap)
 	$(BIN)/python deploy/docker/build_image.py

@@ -63,7 +63,7 @@ def test_what_kustomize_makes_of_them_is_valid_and_names_hang_together(folder: s
         kubernetes_validate.validate(entry, VERSIONS[-1], strict=True)
         assert entry["kind"] == "Namespace" or entry["metadata"]["namespace"] == "collectived"
         for container in containers(entry):
-            assert container["image"] == "collectived:0.1.0"
+            assert container["image"] == f"collectived:{RELEASE}"
     by_name = {named(entry): entry for entry in made}
     service = by_name["Service collectived-coordinator"]["spec"]["selector"]
     labels = by_name["Deployment collectived-coordinator"]["spec"]["template"]["metadata"]["labels"]
