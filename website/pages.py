@@ -18,6 +18,13 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PLACES = {"README.md": "index.md", "docs/README.md": "contents.md", "examples/tutorial.ipynb": "tutorial.md"}
 API = "reference/api.md"  # made by mkdocstrings
+# What a module has for users, and mkdocstrings does not show with it: modules that are imported at their first use, and
+# a function with the name of its file.
+INSIDE = {
+    "distribute": ("distribute.experimental",),
+    "integrations": ("integrations.ray", "integrations.torch"),
+    "testing": ("testing.local.local",),
+}
 PROJECT = {
     "changelog": "CHANGELOG.md",
     "contributing": "CONTRIBUTING.md",
@@ -107,15 +114,16 @@ def list_reference_pages() -> list[dict[str, str]]:
 def render_api_page() -> str:
     """What mkdocstrings is to insert: each public name of the client."""
     tree = ast.parse((ROOT / "client/collectived/__init__.py").read_text())
-    (listed,) = [
+    (assigned,) = [
         one.value for one in tree.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "__all__"
     ]
+    listed = ast.literal_eval(assigned)
     return "\n\n".join(
         [
             "# Python names on one page",
             "Signatures and docstrings of the package `collectived`. The [reference](README.md) has a page with an "
             "example for each name.",
-            *(f"::: collectived.{name}" for name in ast.literal_eval(listed)),
+            *(f"::: collectived.{name}" for one in listed for name in (one, *INSIDE.get(one, ()))),
             "",
         ]
     )

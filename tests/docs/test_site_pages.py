@@ -24,6 +24,8 @@ from website.pages import (
     rewrite,
 )
 
+import collectived as cd
+
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in ("README.md", "CHANGELOG.md"))]
 
 
@@ -96,6 +98,13 @@ def test_a_folder_is_a_list_of_its_files() -> None:
 def test_docstrings_of_all_public_names_are_asked_for() -> None:
     asked = set(re.findall(r"^::: collectived\.(\w+)$", render_api_page(), re.MULTILINE))
     assert asked == {name for name in public() if "." not in name and name != "environment"}
+
+
+def test_the_page_of_all_names_has_the_modules_that_are_imported_at_their_first_use() -> None:
+    asked = set(re.findall(r"^::: collectived\.integrations\.(\w+)$", render_api_page(), re.MULTILINE))
+    assert asked == set(cd.integrations.__all__)
+    functions = {f"testing.{name}" for name in cd.testing.__all__ if not isinstance(getattr(cd.testing, name), type)}
+    assert functions == {"testing.local"} and "::: collectived.testing.local.local\n" in render_api_page()
 
 
 def test_a_link_out_of_a_folder_is_resolved() -> None:
