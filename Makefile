@@ -41,7 +41,7 @@ GPU_NEEDS := 'nccl4py~=0.6.0' pynccl==0.1.2 grpcio grpcio-status grpcio-health-c
 MPI4PY := mpi4py-4.1.1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-lines test-torch test-mpi test-ray test-gpu gpu-wheels gpu-report test-nccl test-kill test-slurm drills bench bench-torch tune-check fuzz mutants native sanitize wheels release image image-lock docs site test-site check format lint types layers proto proto-check proto-release clean
+.PHONY: help setup demo test test-unit test-lines test-torch test-mpi test-ray test-gpu gpu-wheels gpu-report test-nccl test-kill test-slurm drills bench bench-torch tune-check fuzz mutants native sanitize wheels release image image-lock docs site links test-site check format lint types layers proto proto-check proto-release clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -166,6 +166,9 @@ docs: $(READY) ## write docs/reference, man pages, the figures, the simulator's 
 site: $(SITE_VENV)/installed ## build the site of the documentation into .site/, strict about links
 	$(SITE_VENV)/bin/python website/build.py
 
+links: $(VENV)/installed-dev ## ask the other sites to which the pages link whether they answer (a network)
+	$(BIN)/python -m tests.docs.external_links
+
 test-site: site $(READY) ## build the site, and try it in a browser (apt-get install chromium)
 	COLLECTIVED_TEST_SITE=1 $(BIN)/python -m pytest -n 0 -rs tests/e2e/browser/test_site.py tests/docs/test_site_pages.py
 
@@ -175,11 +178,13 @@ format: $(VENV)/installed-dev ## put the code into its form
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-lint: $(VENV)/installed-dev ## formatting, lint rules, spelling and style of prose
+lint: $(VENV)/installed-dev ## formatting, lint rules, the Dockerfile, spelling and style of prose
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/codespell $$(git ls-files)
 	$(BIN)/proselint --config .proselintrc.json check $$(git ls-files '*.md')
+	@if [ -x $(BIN)/hadolint ]; then echo $(BIN)/hadolint deploy/docker/Dockerfile && $(BIN)/hadolint deploy/docker/Dockerfile; \
+	else echo 'hadolint has no wheel for this processor: the Dockerfile is not linted' >&2; fi
 
 types: $(VENV)/installed-dev ## strict type check
 	$(BIN)/mypy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -47,7 +48,8 @@ def instructions(tmp_path: Path) -> list[dict[str, Any]]:
 def test_the_image_is_built_in_stages_from_slim_ones_of_docker_itself(instructions: list[dict[str, Any]]) -> None:
     images = [entry["value"].split()[0] for entry in instructions if entry["instruction"] == "FROM"]
     assert len(images) == 2 and len(set(images)) == 1
-    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+", images[0])  # one release, and no host name before it
+    # One release by its tag, the same by its digest, and no host name before it.
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}", images[0])
 
 
 def test_it_runs_as_nobody_in_particular_and_tells_its_health(instructions: list[dict[str, Any]]) -> None:
@@ -79,6 +81,22 @@ def test_it_installs_the_wheel_and_all_else_by_hash(instructions: list[dict[str,
     (wheel,) = [step for step in steps if "dist/collectived-*" in step]
     assert "--require-hashes" in hashed and "--no-index --no-deps" in " ".join(wheel.split())
     assert sum("install" in step.split() for step in steps) == 2, "nothing comes in another way"
+
+
+BUILDING = runpy.run_path(str(DEPLOY / "docker/build_image.py"), run_name="build_image")
+
+
+def test_without_an_engine_the_same_steps_are_carried_out(instructions: list[dict[str, Any]]) -> None:
+    recipe = BUILDING["read_recipe"](DOCKERFILE.read_text())
+    done = [entry["value"] for entry in instructions if entry["instruction"] in ("RUN", "COPY")]
+    assert [words for _, _, words in recipe.steps] == [words for words in done if "--from=build" not in words]
+    assert (recipe.user, recipe.command) == ("7450:7450", "collectived")
+    assert recipe.environment["PATH"] == "/opt/collectived/bin:$PATH"
+
+
+def test_an_instruction_that_would_be_left_out_without_an_engine_is_named() -> None:
+    with pytest.raises(SystemExit, match="Dockerfile has VOLUME"):
+        BUILDING["read_recipe"]("FROM scratch\nVOLUME /var/lib/collectived\n")
 
 
 def test_each_worker_has_a_folder_of_its_own_which_its_client_shares_read_only() -> None:
