@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> ModuleType:
-        """`mpi` and `testing`, once somebody asks for them: importing them takes time, and few programs need them."""
+        """Import `mpi` and `testing` on first use: importing them takes time, and few programs need them."""
         if name in ("mpi", "testing"):
             return import_module(f"collectived.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """What is public."""
+    """List the public names."""
     return [*__all__, "__version__"]
 
 

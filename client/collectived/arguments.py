@@ -12,12 +12,12 @@ from collectived_proto.options import CommunicationOptions, to_seconds
 
 Options = CommunicationOptions | None
 
-# As a default: signatures show none, and who leaves the argument out is told what to type.
+# A default of required arguments. Signatures show no default, and an error says what to type where one is left out.
 REQUIRED: Any = inspect.Parameter.empty
 
 
 class Terms(TypedDict, total=False):
-    """What every collective takes by keyword, beside `async_op`."""
+    """The keyword arguments of every collective, beside `async_op`."""
 
     timeout: float | timedelta | None
     experimental_hints: Options
@@ -66,7 +66,7 @@ def with_timeout(options: Options, timeout: float | timedelta | None) -> Options
     Raises:
         ValueError: both have one, or it is negative or NaN.
     """
-    if timeout is None or not isinstance(options, CommunicationOptions | None):  # what else is refused by `_start`
+    if timeout is None or not isinstance(options, CommunicationOptions | None):  # other errors are raised by `_start`
         return options
     if options is not None and options.timeout_seconds is not None:
         raise ValueError("timeout and options.timeout_seconds were both given: give one of them")

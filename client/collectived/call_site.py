@@ -37,7 +37,7 @@ def find_caller(depth: int) -> FrameType | None:
 
 
 def list_own(frame: FrameType | None) -> tuple[CodeType, ...] | None:
-    """The code of frames of ours, from this one up to the caller's; None where no frame is the caller's."""
+    """The code of this library's frames, from this one up to the caller's; None where no frame is the caller's."""
     own = []
     while frame is not None and frame.f_code.co_filename.startswith(_own_prefixes):
         own.append(frame.f_code)
@@ -46,13 +46,16 @@ def list_own(frame: FrameType | None) -> tuple[CodeType, ...] | None:
 
 
 def name_frameless(name: str) -> None:
-    """What `caller` says where no frame is the caller's: a library calls us in threads of its own."""
+    """Set the answer of `caller` where no frame is the caller's, as in threads of another library."""
     global _frameless
     _frameless = name
 
 
 def caller() -> str:
-    """Where the code is that called into this package: `train.py:88`. Where nobody did, as `name_frameless` says."""
+    """The line that called into this package: `train.py:88`.
+
+    Without such a line, the name that `name_frameless` set.
+    """
     return name_frame(find_caller(2))
 
 

@@ -215,7 +215,7 @@ class Group(Collectives):
         return self._session._join_group(wish, enter)
 
     def _on_split_failed(self, error: BaseException) -> CollectiveError | None:
-        """The others may wait for this rank: ends the generation; what to raise instead, if anything."""
+        """End the generation, because others may wait for this rank. Return the error to raise instead, if any."""
         verdict = error.verdict if isinstance(error, CollectiveError) else None
         if verdict is None:
             if isinstance(error, KeyboardInterrupt):
@@ -223,7 +223,7 @@ class Group(Collectives):
             elif not self._channel.invalid_reason:
                 self._channel.abort(call_site.describe_error(error, error.__traceback__))
         elif verdict.generation == self.generation:
-            return self._channel.adopt_verdict(verdict)  # heard by the worker while this rank waited for its part
+            return self._channel.adopt_verdict(verdict)  # the worker got it while this rank waited for its part
         return None
 
     def leave(self) -> None:
@@ -361,7 +361,7 @@ class Group(Collectives):
         return None
 
     def _on_start_failed(self, error: BaseException, terms: _CallTerms, calls: list[Call]) -> CollectiveError | None:
-        """Ends the generation, unless nothing was submitted and the error says so; what to raise instead, if anything.
+        """End the generation, unless the call was refused before it was submitted. Return an error to raise instead.
 
         A rank whose caller goes on as if a collective had been submitted that was not would be a step behind all
         others.
@@ -385,7 +385,7 @@ class Group(Collectives):
         if cause is Cause.DEADLINE:
             told = f"{what} did not complete within {terms.options.timeout_seconds:g} s: {text}"
             if isinstance(terms.operation, Recv) and all(call.instance < 0 for call in calls):
-                return DeadlineExceededError(told)  # a receive ends alone, and nobody knows of this one
+                return DeadlineExceededError(told)  # a receive ends alone, and no other rank knows of this one
         else:
             told = f"{what} could not be started: {text}; join again"
         return route.fail_generation(cause, told, terms.site)
@@ -442,7 +442,7 @@ class Group(Collectives):
         """A work as the caller gets it, unless it could not start.
 
         Where the group goes on in a successor, an earlier work whose error is not collected yet may be in the caller's
-        hands: then this one is to end alike, as on ranks that heard of the error later.
+        hands: then this one is to end alike, as on ranks that the error reached later.
         """
         verdict = first.verdict
         if (
@@ -469,7 +469,7 @@ class Group(Collectives):
             raise TypeError(f"options must be CommunicationOptions or None, got {type(options).__name__}")
         merged = self._merged.get(options)
         if merged is None:
-            if len(self._merged) > 100:  # somebody computes a new timeout for every call
+            if len(self._merged) > 100:  # the program computes a new timeout for every call
                 self._merged.clear()
             merged = self._merged[options] = self._defaults.merge(options)
         return merged

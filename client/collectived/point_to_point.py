@@ -15,7 +15,7 @@ from collectived_proto.types import Operation
 
 
 class PointToPointCalls(ABC):
-    """Numbered apart from the group's collectives; what holds for these holds here, too."""
+    """Sends and receives. They are numbered apart from the group's collectives, and follow the same rules."""
 
     rank: int
     size: int
@@ -110,7 +110,7 @@ class PointToPointCalls(ABC):
         already, and the rest does not, a timeout ends the group.
 
         Args:
-            source: a rank of this group; None: any rank, the first message counts. `Work.source` says who that was.
+            source: a rank of this group; None: any rank, the first message counts. `Work.source` is its rank.
             out: a nest whose arrays take the value; its structure, shapes and dtypes must be those of the received
                 value.
 
@@ -119,8 +119,8 @@ class PointToPointCalls(ABC):
             tuples, namedtuples of that name and dicts. With `async_op`, a `Work` for it.
 
         Raises:
-            DeadlineExceededError: on this rank alone, nothing has come for it within its timeout; `missing` names whom
-                it waited for, and `rejoin` is False.
+            DeadlineExceededError: on this rank alone, nothing has come for it within its timeout; `missing` names the
+                ranks that it waited for, and `rejoin` is False.
             ValueError: on this rank alone: the received value does not fit `out`; or, without `out`, a dict of the
                 value has keys that are no literals of Python. The value is lost; the group goes on.
         """

@@ -95,7 +95,7 @@ def connect(
 
 
 class SessionResource(Protocol):
-    """What a session holds and lets go of with itself: a group, or cross-device operations over several."""
+    """An object that ends with its session: a group, or cross-device operations over several."""
 
     name: str
 
@@ -134,7 +134,7 @@ class Session:
         self._is_short = False  # its last join was refused for want of room
         self._resources: list[SessionResource] = []
         self._unusable_reason = ""
-        self._cancel_reason = ""  # what calls are told that it was closed amid
+        self._cancel_reason = ""  # the message for calls during which it was closed
         self._lock = threading.Lock()  # over all three where the session is closed
         lifetime.register(self)
 
@@ -174,7 +174,7 @@ class Session:
             raise TypeError(f"options must be CommunicationOptions or None, got {type(options).__name__}")
         default_timeout = environment.timeout()
         full = "" if device is None else str(self._device(device))
-        self._find_device_memory(full)  # where its memory cannot be used, the others need not hear of this rank
+        self._find_device_memory(full)  # if its memory cannot be used, this rank fails before the others see it
         wished = make_join_request(name, size, rank, full, settle, timeout, idle)
 
         def enter(place: JoinedRank) -> Group:
@@ -184,7 +184,7 @@ class Session:
 
         return self._join_group(wished, enter)
 
-    # What its groups ask for
+    # For its groups
 
     def _join_group(self, wish: JoinRequest, enter: Callable[[JoinedRank], Group]) -> Group:
         """Waits until a group is complete, and enters it; leaves it again where that fails."""
@@ -205,7 +205,7 @@ class Session:
                 return self._rpc.join(self._token, wish, log.warning, take)
         except BaseException as error:
             self._is_short = isinstance(error, ResourceExhaustedError)
-            for group in entered:  # an interruption after that: nobody else has it
+            for group in entered:  # an interruption after that: no caller has it
                 with contextlib.suppress(CollectiveError):
                     group.leave()
             raise
@@ -236,7 +236,7 @@ class Session:
 
     @contextlib.contextmanager
     def _map_close_errors(self) -> Iterator[None]:
-        """What is called in here fails with CancelledError where another thread closes the session."""
+        """Raise CancelledError from calls in this block where another thread closes the session."""
         try:
             yield
         except CollectiveError as error:
@@ -322,7 +322,7 @@ class Session:
                 lifetime.unregister(self)
 
     def _cancel(self, why: str) -> None:
-        """Ends what other threads wait for; what nobody waits for is waited for when its group is left."""
+        """End the waits of other threads. Calls without a waiting thread are waited for when their group is left."""
         self._rpc.cancel(why)
         self._transport.cancel(why)
         for group in list(self._resources):

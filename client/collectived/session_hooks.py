@@ -1,4 +1,4 @@
-"""What a group asks of its session, and what it is given for a rank."""
+"""The interface of a session for its groups, and the data that a group gets for a rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class JoinedRank(NamedTuple):
 
 
 class SessionHooks(Protocol):
-    """What a group asks of its session."""
+    """The methods of a session that its groups call."""
 
     def _unregister_group(self, group: Group) -> None:
         """This rank takes part no longer."""

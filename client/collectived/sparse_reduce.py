@@ -121,7 +121,7 @@ class CompositeWork(Work[Any]):
         if pack != call.completed_packs[-1] or len(call.completed_packs) < call.prepared.pack_count:
             return []  # the other half is yet to come
         found = dict(leaf for number in call.completed_packs for leaf in call.get_pack_leaves(number))
-        if not found:  # somebody else's result
+        if not found:  # the result of another rank
             return []
         paths = nest.key_paths(call.spec)
         values, indices = (found[path] for path in paths)

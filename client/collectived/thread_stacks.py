@@ -25,7 +25,7 @@ def describe_threads(first: int) -> str:
     Calls within this package are one, by the name that the caller knows: `all_reduce of collectived`.
 
     Args:
-        first: ident of the thread that is told of first, as long as it lives; the main one follows, then others.
+        first: ident of the thread that comes first, as long as it lives; the main one follows, then others.
     """
     frames = sys._current_frames()
     frames.pop(threading.get_ident(), None)
@@ -67,7 +67,7 @@ def _name_call(frame: FrameType) -> str:
 
 
 def _is_of_program(code: CodeType) -> bool:
-    """Whether it is no code of a library, as far as its place tells."""
+    """Whether its path is in no folder of a library."""
     name = code.co_filename
     return not (name.startswith((_OWN_PREFIX, _STANDARD_PREFIX, "<frozen ")) or "-packages" + os.sep in name)
 

@@ -31,7 +31,7 @@ _CONNECT_TIMEOUT = 10.0  # seconds
 
 
 class Transport(Protocol):
-    """What a session needs of a way to its worker.
+    """The connection of a session to its worker.
 
     Attributes:
         name: as users see it.
@@ -59,7 +59,7 @@ class Transport(Protocol):
         """Whether the worker has ended the session."""
 
     def cancel(self, why: str) -> None:
-        """The session is being closed: who waits for the worker gets a CancelledError."""
+        """End all waits for the worker with CancelledError, because the session is being closed."""
 
     def close(self) -> None:
         """Lets go of everything."""
@@ -77,7 +77,7 @@ class SharedMemoryTransport:
         """Attaches the session socket, which from here on is the session.
 
         Raises:
-            UnavailableError: nobody answers there.
+            UnavailableError: no worker answers there.
         """
         self._rpc = rpc
         self._session = opened.session
@@ -112,7 +112,7 @@ class SharedMemoryTransport:
 
     def is_lost(self) -> bool:
         poll = select.poll()
-        poll.register(self.socket.socket, 0)  # that the other side has hung up is told unasked
+        poll.register(self.socket.socket, 0)  # poll reports a closed peer without being asked
         return bool(poll.poll(0))
 
     def cancel(self, why: str) -> None:
@@ -155,7 +155,7 @@ class GrpcTransport:
         return self._rpc.has_stream_ended
 
     def cancel(self, why: str) -> None:
-        """Nobody waits here but for RPCs."""
+        """Nothing to do: threads wait only for RPCs."""
 
     def close(self) -> None:
         self.memory.clear()
@@ -195,7 +195,7 @@ def _open_in_segment(sock: socket.socket, info: GroupInfo, rank: int, name: str)
 
 
 def _find_local_gpu(uuid: str, index: int) -> tuple[Cuda, int]:
-    """What this process calls a GPU of the worker, and what it speaks to it by."""
+    """Find a GPU of the worker in this process: the interface to it, and its number here."""
     try:
         cuda = get_cuda()
     except CudaError as error:

@@ -29,7 +29,7 @@ class Work(Generic[T_co]):
     Worker memory that went in must stay untouched until it is done; ordinary arrays were copied. `out` holds the result
     when `done()` says so, a wait has returned, or callbacks are called. On GPUs `wait` returns earlier than all others:
     then the value, `out` and the inputs are to be used on the stream that was made to wait. The error of a work that is
-    dropped before anybody asked for it is logged once, and raised by the next call on the group. In a forked child
+    dropped before the program asked for it is logged once, and raised by the next call on the group. In a forked child
     every method raises FailedPreconditionError.
     """
 
@@ -43,7 +43,7 @@ class Work(Generic[T_co]):
         self._lock = threading.Lock()
         self._has_value = False
         self._value: Any = None
-        self._observed = False  # the caller has been told how it ended
+        self._observed = False  # the caller knows how it ended
 
     def result(self, timeout: float | timedelta | None = None) -> T_co:
         """The whole result, in the structure of the value.
@@ -158,7 +158,7 @@ class Work(Generic[T_co]):
                 yield from leaves
         spec, results = nest.flatten(self.result())
         for path, result in reversed(list(zip(nest.key_paths(spec), results, strict=True))):
-            if path not in given:  # somebody has collected the whole result before we came
+            if path not in given:  # another thread has collected the whole result before
                 yield path, result
 
     def __await__(self) -> Generator[Any, None, T_co]:
@@ -170,7 +170,7 @@ class Work(Generic[T_co]):
         ended: asyncio.Future[None] = loop.create_future()
 
         def tell(_: Work[T_co]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no coroutine waits any more
                 loop.call_soon_threadsafe(lambda: None if ended.done() else ended.set_result(None))
 
         for call in self._calls:
@@ -265,7 +265,7 @@ class Work(Generic[T_co]):
     def __del__(self) -> None:
         if self._observed or self._channel.invalid_reason:
             return
-        for call in self._calls:  # whose verdict is yet to come, tells it then
+        for call in self._calls:  # a call without a verdict yet reports it when it comes
             call.error_sink = self._unobserved_errors
         verdict = self._verdict
         if verdict is not None and self._unobserved_errors.record(verdict):

@@ -1,7 +1,7 @@
-"""What `import torch` calls of ours, by the entry point `torch.backends`: it makes the backend `collectived` known.
+"""The entry point `torch.backends`, which `import torch` calls: it registers the backend `collectived`.
 
-It imports nothing but PyTorch, for most programs that import torch never use us, and raises nothing, for that would
-break `import torch` for everybody. What is wrong is said by `init_process_group("collectived")`.
+It imports nothing but PyTorch, for most programs that import torch never use this backend. It raises nothing, for that
+would break `import torch` for every program. Errors are raised by `init_process_group("collectived")`.
 """
 
 from __future__ import annotations

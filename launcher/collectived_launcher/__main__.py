@@ -64,7 +64,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what its encoding has not is shown as `?`, and is no reason to end
+        if isinstance(
+            stream, io.TextIOWrapper
+        ):  # characters that its encoding lacks are shown as `?`, and are no reason to end
             stream.reconfigure(errors="replace")
     status = run(sys.argv[1:])
     gc.freeze()  # else the end looks through all of it for garbage: a sixth of what a short command takes

@@ -1,4 +1,4 @@
-"""What the command shows daemons, so that they answer over TCP, or at a Unix socket to a user whom they do not know.
+"""The credential of a command. Daemons answer to it over TCP, or at a Unix socket where they do not know the user.
 
 It comes from a variable or from a file that one names, never from the command line, where others could read it.
 """
@@ -22,7 +22,7 @@ def find_credential(environment: Mapping[str, str], address: str) -> str:
 
     Raises:
         click.UsageError: the file that should hold it cannot be used, and the address is none of this host's own; or
-            everybody may read it.
+            every user may read it.
     """
     for variable in (SECRET_FILE, SECRET, TOKEN_FILE):
         told = environment.get(variable, "")

@@ -29,10 +29,10 @@ _REPLY_MARGIN = 9.0  # seconds after the timeout in which an answer comes, whate
 def request_drain(
     worker: str | None, job: str | None, request: DrainRequest, environment: Mapping[str, str]
 ) -> DrainReply:
-    """What came of it.
+    """Send a request to drain, and return the reply.
 
     Raises:
-        Unreachable: nobody runs, or no worker answers.
+        Unreachable: no job runs, or no worker answers.
         click.ClickException: it was refused: there is no such host or group.
     """
     target = find_target(worker, job, environment)
@@ -93,7 +93,7 @@ def _unreachable(target: Target, failures: list[str]) -> Unreachable:
 
 
 def format_reply(reply: DrainReply, timeout: float, stay: bool) -> Iterator[str]:
-    """What people are told: who was drained, and what was cut, one line each."""
+    """Format a reply for people: the drained workers and groups, and the collectives that were cut, one line each."""
     end = "refuse everything new" if stay else "end"
     if reply.workers:
         names = ", ".join(map(str, reply.workers))
@@ -109,7 +109,7 @@ def format_reply(reply: DrainReply, timeout: float, stay: bool) -> Iterator[str]
 
 
 def format_losses(reply: DrainReply) -> Iterator[str]:
-    """What was cut, or may have been, one line each; none where all has finished."""
+    """Format the collectives that were cut, or may have been, one line each; none where all has finished."""
     for cut in reply.cut:
         yield f"cut: {describe_cut(cut)}"
     if reply.uncertain:
@@ -135,7 +135,7 @@ def _conjugate(verb: str, one: bool) -> str:
 
 
 def merge_replies(replies: Iterable[DrainReply]) -> DrainReply:
-    """A collective of a group with several drained workers is cut once, and told once."""
+    """A collective of a group with several drained workers is cut once, and reported once."""
     whole = DrainReply()
     for reply in replies:
         whole.MergeFrom(reply)

@@ -10,7 +10,7 @@ import click
 _Command = Callable[..., Any]
 
 job_option = click.option(
-    "--job", metavar="NAME", help="This job of yours on this host, where several run.  [default: the one that runs]"
+    "--job", metavar="NAME", help="Your job of this name on this host.  [default: the one that runs]"
 )
 
 

@@ -42,7 +42,7 @@ def _own_cgroups() -> list[str]:
 
 
 def may_use_all_cores() -> bool:
-    """Whether nobody has narrowed this thread to some of the cores that its cgroup allows."""
+    """Whether this thread may run on all cores that its cgroup allows."""
     allowed = _read_cores("/sys/devices/system/cpu/online")
     for folder in _own_cgroups():
         if (cores := _read_cores(f"{folder}/cpuset.cpus.effective")) is not None:

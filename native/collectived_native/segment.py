@@ -27,7 +27,7 @@ _YIELDS = 20  # where there are not
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The numbers of a segment, the same for all who map it.
+    """The numbers of a segment, the same for all that map it.
 
     Attributes:
         seats: local ranks, and the worker where it has a seat of its own: the last one, if `operated` is 1.
@@ -35,7 +35,7 @@ class Geometry:
         share: bytes that one seat moves for another in a tick, a multiple of 64.
         small: bytes of a seat's value up to which one tick carries it all.
         streamed: bytes of a result from which it is written past the caches.
-        mail: bytes of each seat for letters that nobody has asked for yet.
+        mail: bytes of each seat for letters that no receive has asked for yet.
         direct: bytes of a value for another rank from which that reads it in this rank's process, where it may.
     """
 
@@ -132,7 +132,7 @@ OPERATED = Waiting(0, 0, False, is_operated=True, shows_memory=False)
 
 
 class SeatState(NamedTuple):
-    """What a seat has published; written by its process, so not to be trusted.
+    """The published state of a seat; written by its process, so not to be trusted.
 
     Attributes:
         instance, ticks: it has contributed all to the instances before, and so many ticks to this one.
@@ -163,7 +163,7 @@ class SeatState(NamedTuple):
 
 
 class Total(NamedTuple):
-    """What a seat has completed of one description; written by its process, so not to be trusted.
+    """The completed calls of a seat for one description; written by its process, so not to be trusted.
 
     Attributes:
         description: the number given to its plans; -1: all others of that operation. operation: as in its plans.
@@ -178,7 +178,7 @@ class Total(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What a seat remembers of an instance that it has completed; written by its process, so not to be trusted.
+    """A seat's memory of an instance that it has completed; written by its process, so not to be trusted.
 
     Attributes:
         description: the number given to its plan.

@@ -1,4 +1,7 @@
-"""What ranks of one worker do in their segment where the group has other workers, too: all say the same of it."""
+"""Collectives of groups of several workers: which values the ranks of one worker exchange through their segment.
+
+Every rank and the worker must come to the same answer.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ class LocalSeats:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What goes into and out of the segment of a pack. Elements.
+    """The numbers of elements that go into and out of the segment for one pack.
 
     Attributes:
         given: by local rank, those of its value. Where they are folded, all have as many.
@@ -65,8 +68,9 @@ class Share:
 def meets_in_segment(collective: Collective, layout: Layout, most: int, local: LocalSeats) -> bool:
     """Whether the ranks go to other workers by their segment: their worker takes values from there, and brings results.
 
-    Larger values go over the doorbell: the worker reads and writes them where all can see them. A rank that takes what
-    comes does not know how large that is: it comes to the segment, and is told over the doorbell where it is larger.
+    Larger values go over the doorbell: the worker reads and writes them where all can see them. A rank that takes
+    a value as it comes does not know its size: it uses the segment, and the worker sends it a doorbell message if the
+    value is larger.
 
     Args:
         most: bytes of a value, and of a result, that a segment takes in one tick.

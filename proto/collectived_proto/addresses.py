@@ -43,7 +43,7 @@ def probe_address(address: str, timeout: float) -> None:
     """Connect and hang up, which takes no time where gRPC would try again and again.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no process listens there.
         ValueError: it is no address.
     """
     if path := unix_path(address):

@@ -12,7 +12,7 @@ from typing import Any
 from collectived_proto.types import Tier
 
 ALGORITHMS = ("nccl", "nccl/xring", "nccl/rechd", "nccl/pscpu", "xring", "pscpu", "psgpu", "pscpu/pscpu")
-"""What a specification may name."""
+"""The algorithms that a specification may name."""
 
 UNLIMITED = -1
 MAX_SHARDS = 4096

@@ -1,4 +1,4 @@
-"""What a verdict follows from, for programs to decide by; its message says it to people."""
+"""The causes of a verdict, for programs to decide by. Its message says the same to people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Cause(enum.IntEnum):
-    """What a verdict follows from, numbered as on the wire; see common.proto."""
+    """The cause of a verdict, numbered as on the wire; see common.proto."""
 
     UNSPECIFIED = 0
     DEADLINE = 1
@@ -26,6 +26,6 @@ class Cause(enum.IntEnum):
     LINK_REFUSED = 15
 
 
-# What one rank may end a generation with for all, beside an abort: a failure of its own process, or of its way to its
-# worker.
+# The causes with which one rank may end a generation for all, beside an abort: a failure of its own process, or of its
+# connection to its worker.
 RANK_FAILURES = (Cause.DEADLINE, Cause.EXHAUSTED, Cause.REFUSED, Cause.DEFECT)

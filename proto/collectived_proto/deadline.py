@@ -39,8 +39,8 @@ class Deadline:
 class Patience:
     """A wait for another process, after which one goes on without it: longer where this machine is late.
 
-    It consists of steps, and a step counts once, however late its end is seen. What keeps this process from running
-    keeps the other one too, which is given so much longer.
+    It consists of steps, and a step counts once, however late its end is seen. A busy machine that delays
+    this process delays the other one too. The other process is then given so much longer.
 
     Attributes:
         at: when the current step ends, by the clock of `time.monotonic`.

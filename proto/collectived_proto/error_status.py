@@ -32,7 +32,7 @@ _OUR_WORDS = (
     ("endpoint closing", "the connection was closed"),
     ("goaway", "the connection was closed"),
 )
-"""What gRPC says of a connection, in lower case, and what is said for it; the first that is found counts."""
+"""Texts of gRPC about a connection, in lower case, and the text that replaces each. The first one found counts."""
 _ABOUT_CONNECTIONS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 

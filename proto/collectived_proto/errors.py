@@ -225,7 +225,7 @@ _BY_CODE: dict[int, type[CollectiveError]] = {
 
 
 def error_class(code: int) -> type[CollectiveError]:
-    """The class of a canonical code; `InternalError` for codes that nobody should send."""
+    """The class of a canonical code; `InternalError` for codes that no process should send."""
     return _BY_CODE.get(code, InternalError)
 
 

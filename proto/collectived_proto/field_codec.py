@@ -36,10 +36,10 @@ class Codec(Generic[V, M]):
 
     Args:
         value, message: the dataclass, and the message that mirrors it.
-        given: this many first fields are no part of the message: whoever decodes brings them along.
+        given: this many first fields are no part of the message. The caller of `decode` passes them.
         renamed: names in the message of fields that have another one there.
         make: makes the value of the fields that were read, instead of the dataclass.
-        check: raises InvalidArgumentError for a decoded value that nobody should send.
+        check: raises InvalidArgumentError for a decoded value that no process should send.
         only: the fields that the message has, where it has not all.
     """
 
@@ -86,7 +86,7 @@ class Codec(Generic[V, M]):
         return self._message(**dict(zip(self._names, fields, strict=True)))
 
     def decode(self, message: M, *given: Any) -> V:
-        """The value of a message. A field that tells whether it is set, and is not, has the dataclass's default.
+        """The value of a message. A field with presence that is not set has the dataclass's default.
 
         Raises:
             InvalidArgumentError: it has an enumerator that this release does not know, or `check` refuses it.

@@ -1,4 +1,4 @@
-"""What the coordinator tells all workers of a group at once: that it has formed, and verdicts.
+"""Messages of the coordinator to all workers of a group at once: that the group has formed, and verdicts.
 
 Both name every member, so that what is sent in all grows with the square of the group. A group is therefore serialised
 and compressed once for all, and a verdict says of the members, which workers know by then, only what is new.
@@ -28,7 +28,7 @@ MAX_FORMED_BYTES = 64 << 20  # bytes, as much as a message may have
 
 
 def formed_to_bytes(group: GroupInfo, peers: Iterable[Peer], table: Iterable[Tier], idle: bool) -> bytes:
-    """What all ranks of a generation are told: a `Formed`, compressed once instead of by gRPC for every rank."""
+    """Encode a `Formed` for all ranks of a generation. It is compressed once, instead of by gRPC for every rank."""
     formed = coordinator.Formed(group=group_to_proto(group), peers=map(peer_to_proto, peers), idle=idle)
     formed.table.extend(tiers_to_proto(table))
     return zlib.compress(formed.SerializeToString(), 1)

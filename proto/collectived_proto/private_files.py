@@ -1,4 +1,6 @@
-"""Files of one user: read, and refused where everybody on the host could read a secret; written whole or not at all."""
+"""Files of one user: read, and refused where every user of the host could read a secret; written whole or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,16 @@ class PrivateFileError(ValueError):
 
 
 class ExposedFileError(PrivateFileError):
-    """It holds what may be the secret, and anybody can read it: a reason to say so even where it is not needed."""
+    """A file that may hold the secret, and that every user can read: a reason for a warning even where it is not
+    needed.
+    """
 
 
 def read_private(path: Path) -> str:
-    """What it holds.
+    """Read a text file that only its owner, and perhaps its group, may read.
 
     Raises:
-        PrivateFileError: it cannot be read; ExposedFileError: by this user, and by anybody.
+        PrivateFileError: it cannot be read; ExposedFileError: every user can read it.
     """
     data, mode = _read_regular(path)
     try:
@@ -28,14 +32,14 @@ def read_private(path: Path) -> str:
         raise PrivateFileError("cannot be read: it is no text") from None
     if mode & stat.S_IRWXO:
         raise ExposedFileError(
-            f"has mode {stat.S_IMODE(mode):04o}, by which everybody on this host gets at it: chmod 600 {path} (or 640, "
+            f"has mode {stat.S_IMODE(mode):04o}, by which all users of the host can read it: chmod 600 {path} (or 640, "
             "for a group that may know it)"
         )
     return text
 
 
 def read_public(path: Path) -> bytes:
-    """What a file holds that everybody may read, such as a certificate.
+    """Read a file that every user may read, such as a certificate.
 
     Raises:
         PrivateFileError: it cannot be read.
@@ -44,7 +48,7 @@ def read_public(path: Path) -> bytes:
 
 
 def _read_regular(path: Path) -> tuple[bytes, int]:
-    """What it holds, and its mode: that of what is read, whatever the name stands for a moment later."""
+    """Return the content and mode of a file. Both are of the same file, even if the name is replaced meanwhile."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -62,7 +66,7 @@ def read_credential(path: Path, needed: bool = True) -> str:
         needed: False at a Unix socket, where most need none: a file that cannot be read gives ''.
 
     Raises:
-        PrivateFileError: it cannot be read and is needed, anybody can read it, or it holds no such line.
+        PrivateFileError: it cannot be read and is needed, every user can read it, or it holds no such line.
     """
     try:
         text = read_private(path).strip()
@@ -104,5 +108,5 @@ def draft_path(path: Path) -> Path:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Opening a pipe waits for who writes into it, and opening a terminal could make it ours."""
+    """Open without waiting for the writer of a pipe, and without making a terminal the controlling one."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

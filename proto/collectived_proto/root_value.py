@@ -1,4 +1,7 @@
-"""What ranks that take what comes are told of it in a segment: by its root, or by the worker that brings it."""
+"""Description of a value for ranks that take any value.
+
+The root, or the worker that brings it, writes it to a segment.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ MAX_BYTES = 16 << 20  # unpacked
 
 
 def encode_root_value(collective: Collective, layout: Layout) -> bytes:
-    """Return what the root of a broadcast or scatter tells ranks that take what comes."""
+    """Encode the root's description of its value, for ranks that take any value of a broadcast or scatter."""
     from collectived_proto import codec
     from collectived_proto.v1 import worker_pb2  # late, for it brings protobuf, and `import collectived` is to be quick
 

@@ -8,12 +8,12 @@ from collectived_proto.types import AllToAll, AxisOperation, Collective
 
 
 def split_evenly(length: int, size: int) -> tuple[int, ...]:
-    """Return rows by rank; what remains goes to the first ranks."""
+    """Return rows by rank. The first ranks get one of the remaining rows each."""
     return tuple(length // size + (rank < length % size) for rank in range(size))
 
 
 def extract_rows(collective: Collective) -> tuple[int, ...]:
-    """Return what a rank tells the others where lengths differ: the first length of each leaf, or its `sizes`."""
+    """Return the lengths that ranks exchange where they differ: the first length of each leaf, or its `sizes`."""
     operation = collective.operation
     return operation.sizes if isinstance(operation, AllToAll) else tuple(leaf.shape[0] for leaf in collective.leaves)
 

@@ -162,12 +162,12 @@ class Send:
         return f"send(to={self.to}, tag={self.tag})"
 
 
-ANY_SOURCE = (1 << 32) - 1  # in place of a rank: whoever sends first
+ANY_SOURCE = (1 << 32) - 1  # in place of a rank: the rank that sends first
 
 
 @dataclass(frozen=True, slots=True)
 class Recv:
-    """From rank `source`; with ANY_SOURCE from whoever sends first."""
+    """From rank `source`; with ANY_SOURCE from the rank that sends first."""
 
     source: int
     tag: int = 0
@@ -275,7 +275,7 @@ class Collective:
         return isinstance(operation, (AllGather, Gather)) or (isinstance(operation, AllToAll) and bool(operation.sizes))
 
     def normalize(self) -> Collective:
-        """The same without what may differ between ranks: lengths that do are -1. What is 0-d has none."""
+        """The same without lengths that may differ between ranks: they are -1. An array of 0 dimensions has none."""
         if self.lengths_differ:
             leaves = tuple(replace(leaf, shape=(-1, *leaf.shape[1:])) if leaf.shape else leaf for leaf in self.leaves)
             operation = self.operation
@@ -408,10 +408,10 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was decided about a generation, the same for every rank of it.
+    """The decision about a generation, the same for every rank of it.
 
     Instances from `from_instance` on fail; the group goes on in generation `successor` (0: join again) with instance
-    `next_instance`. `members` tell the last instance each has finished. `orderly`: a rank has only left.
+    `next_instance`. `members` say the last instance that each has finished. `orderly`: a rank has only left.
     """
 
     group: str
@@ -456,7 +456,7 @@ class RankPosition:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What one rank submitted as one instance; `collective` is what the digest was made of, where it is told."""
+    """A call of one rank as one instance. `collective`: the call of which the digest was made, where it is known."""
 
     instance: int
     op: str
@@ -466,7 +466,7 @@ class Submission:
 
 
 class ReportKind(enum.IntEnum):
-    """What a group loop tells the coordinator about a generation; see coordinator.proto."""
+    """Kinds of reports of a group loop to the coordinator about a generation; see coordinator.proto."""
 
     PENDING = 1
     EXPIRED = 2

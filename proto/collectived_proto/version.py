@@ -32,12 +32,12 @@ class VersionRange:
         return f"release {self.release or 'unknown'}, protocol {self.protocol_text}"
 
 
-FIRST_VERSIONS = VersionRange(1, 1)  # what a side speaks that says nothing
+FIRST_VERSIONS = VersionRange(1, 1)  # the versions of a side that sends none
 OUR_VERSIONS = VersionRange(1, 1, RELEASE)
 
 
 def sanitize_versions(lowest: int, highest: int, release: str = "") -> VersionRange:
-    """What another side says of itself; where it says nothing it is of the first version."""
+    """The versions that the other side sent; the first version where it sent none."""
     least = max(lowest, FIRST_VERSIONS.lowest)
     return VersionRange(least, max(highest, least), sanitize_text(release[:MAX_RELEASE_LENGTH]).replace("\n", " "))
 

@@ -43,13 +43,13 @@ def main(arguments: list[str] | None = None, serve_worker: ServeWorker | None = 
     except ConfigError as error:
         print(f"collectived {options.daemon}: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
-    # Else gRPC says a line for everybody who fails to speak TLS with it.
+    # Else gRPC logs a line for every caller that fails to speak TLS with it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     # TLS 1.3 alone: gRPC's API for Python names no version. These are the suites of TLS 1.2. This one needs a key that
-    # both ends share beforehand, which nobody here has; those of TLS 1.3 are always on. What the environment says of
-    # other programs does not count.
+    # both ends share beforehand, which no daemon has; those of TLS 1.3 are always on. The setting in the environment
+    # for other programs is not used.
     os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-PSK-CHACHA20-POLY1305"
-    # Else NumPy starts a thread on every core, which spins for a while; nobody here multiplies matrices.
+    # Else NumPy starts a thread on every core, which spins for a while; no daemon multiplies matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     keep_one_arena()
     logs.configure(settings.log_level, settings.log_format)
@@ -73,8 +73,7 @@ async def _run(settings: DaemonSettings, attached: bool, serve_worker: ServeWork
 
 @contextlib.contextmanager
 def _freeze_gc_after_import() -> Iterator[None]:
-    """What is imported here stays: the collector of garbage looks at it neither now, nor beside group loops, nor at
-    the end.
+    """Keep the imports of the block out of garbage collection: now, beside group loops, and at the end.
 
     That takes a quarter off the processor time of a daemon's start and end, and spares group loops a pause of 28 ms.
     """
@@ -89,7 +88,7 @@ def _freeze_gc_after_import() -> Iterator[None]:
 def _watch_stdin(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
     """Done when standard input ends: the process that started this one holds the other end for as long as it lives.
 
-    Its thread ends the process when that does not end by itself: nobody else may be left who would.
+    Its thread ends the process when that does not end by itself: no other process may be left to end it.
     """
     ended: asyncio.Future[None] = loop.create_future()
 
@@ -103,7 +102,7 @@ def _watch_stdin(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         with contextlib.suppress(RuntimeError):  # the loop is closed: this process is ending
             loop.call_soon_threadsafe(finish)
         time.sleep(END_TIMEOUT)
-        os.write(2, f"standard input told this daemon to end, and it did not end within {END_TIMEOUT:g} s\n".encode())
+        os.write(2, f"standard input has ended, and this daemon did not end within {END_TIMEOUT:g} s\n".encode())
         os._exit(1)
 
     threading.Thread(target=watch, name="stdin", daemon=True).start()

@@ -1,8 +1,8 @@
 """How the monotonic clocks of two processes stand to each other, as NTP finds it.
 
-An *exchange* has four times: one side sent and got an answer back by its clock, the other heard and answered by its
-own. Had both ways taken the same time, the offset would be exact; however they differ, it is wrong by at most half of
-the round trip. Clocks of different machines run at slightly different speeds, so an old exchange is worth less.
+An *exchange* has four times: one side sent a request and got the answer by its clock, the other received and answered
+it by its own. Had both ways taken the same time, the offset would be exact; however they differ, it is wrong by at most
+half of the round trip. Clocks of different machines run at slightly different speeds, so an old exchange is worth less.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ ECHO_INTERVAL = 6  # and one in so many later
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """What is to be added to a time of their clock to get ours, in seconds; `measured_at` is when it was found, by
-    ours.
-    """
+    """Seconds to add to a time of the other clock to get this clock's; `measured_at`: when, by this clock."""
 
     seconds: float
     round_trip: float
@@ -37,14 +35,14 @@ def compute_offset(sent: float, heard: float, answered: float, returned: float) 
     """From one exchange.
 
     Args:
-        sent, returned: by our clock. heard, answered: by theirs.
+        sent, returned: by this clock. heard, answered: by the other one.
     """
     round_trip = max(0.0, (returned - sent) - (answered - heard))
     return ClockOffset(((sent - heard) + (returned - answered)) / 2, round_trip, returned)
 
 
 class ClockEstimator:
-    """What a worker knows of the coordinator's clock, from the echoes of its heartbeats."""
+    """A worker's estimate of the coordinator's clock, from the echoes of its heartbeats."""
 
     def __init__(self) -> None:
         self._offsets: deque[ClockOffset] = deque(maxlen=MAX_OFFSETS)

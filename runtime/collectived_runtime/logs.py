@@ -1,4 +1,4 @@
-"""What daemons log: one line per event, as text or JSON, and failures with the identifiers that everything else uses.
+"""Logs of daemons: one line per event, as text or JSON, and failures with the identifiers that everything else uses.
 
 A record may carry *facts* (`extra=facts(…)`): what it is about, by name. JSON lines have them as fields; texts say them
 in words.
@@ -37,7 +37,7 @@ def configure(level: str, form: str) -> None:
 def is_worth_logging(record: logging.LogRecord) -> bool:
     """Whether a record is worth a line: not that a caller had gone before its answer came.
 
-    gRPC's server tells of that with a traceback, as of a defect (`grpc._cython.cygrpc.ExecuteBatchError`).
+    gRPC's server logs that with a traceback, like a defect (`grpc._cython.cygrpc.ExecuteBatchError`).
     """
     error = record.exc_info[1] if record.exc_info else None
     return not (record.name.startswith("grpc") and type(error).__name__ == "ExecuteBatchError")

@@ -1,4 +1,4 @@
-"""What every daemon does alike: listen where nobody else does, say `ready`, and stop in order when it is told to."""
+"""The common part of all daemons: listen at a free address, print `ready`, and stop in order when asked to."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_METADATA_BYTES = 16 << 10  # bytes
 
 
 def server_options(most_message: int, most_connections: int) -> tuple[tuple[str, int], ...]:
-    """What a server of gRPC lets anybody take: sizes in bytes, connections at each of its addresses."""
+    """The limits of a gRPC server for callers: sizes in bytes, connections at each of its addresses."""
     return (
         *(option for option in CHANNEL_OPTIONS if option[0] != _RECEIVE),
         (_RECEIVE, most_message),
@@ -49,7 +49,7 @@ def server_options(most_message: int, most_connections: int) -> tuple[tuple[str,
 
 
 def print_ready(announcement: Mapping[str, object]) -> None:
-    """Tell whoever started this daemon that it serves, and where."""
+    """Announce to the process that started this daemon that it serves, and where."""
     print(f"ready {json.dumps(announcement)}", flush=True)
 
 
@@ -70,10 +70,10 @@ def bind(
         credentials: for TLS, which Unix sockets do without.
 
     Raises:
-        StartupError: nobody can listen there.
+        StartupError: the address cannot be used.
     """
     local = address.startswith("unix:")
-    # Asked first of the system itself: gRPC takes a socket away from whoever serves it, and gives no reasons.
+    # Asked first of the system itself: gRPC takes a socket away from the process that serves it, and gives no reasons.
     reason = _unix_bind_error(address.removeprefix("unix:")) if local else _tcp_bind_error(address)
     if reason:
         raise StartupError(
@@ -105,7 +105,7 @@ def _unix_bind_error(path: str) -> str:
         try:
             probe.connect(path)
         except OSError:
-            return ""  # nobody there, or only the file that a killed process left
+            return ""  # no process there, or only the file that a killed process left
         return "it is in use by another process"
 
 

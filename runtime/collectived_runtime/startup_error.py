@@ -1,7 +1,7 @@
-"""Why a daemon cannot start, in words for whoever starts it."""
+"""The error of a daemon that cannot start, in words for its user."""
 
 from __future__ import annotations
 
 
 class StartupError(Exception):
-    """A daemon cannot start as it was told to. The message says why, and what to do."""
+    """A daemon cannot start as it is configured. The message says why, and what to do."""

@@ -41,7 +41,7 @@ class Variable(NamedTuple):
 READ = [
     Variable(
         ("COLLECTIVED_WORKER",),
-        "the worker to connect to: `unix:/path` or `host:port`; without it, the only running job of yours, "
+        "the worker to connect to: `unix:/path` or `host:port`; without it, your only running job, "
         "else the worker of the host, at `/run/collectived/worker.sock`",
         f"{CONNECT}, `collectived status`, `collectived trace`",
     ),

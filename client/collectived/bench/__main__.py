@@ -1,7 +1,7 @@
 """`python -m collectived.bench ORDER`: one rank of a measurement, as `collectived bench` starts it.
 
-It joins the group that its environment names. ORDER is the JSON of `config.BenchConfig`; what is told on standard
-output is said in `report`. Exit status: 0 measured, whatever the results; 1 failed, 2 no order, 3 no worker answers,
+It joins the group that its environment names. ORDER is the JSON of `config.BenchConfig`. `report` describes the
+lines on standard output. Exit status: 0 measured, whatever the results; 1 failed, 2 no order, 3 no worker answers,
 130 interrupted.
 """
 

@@ -1,4 +1,4 @@
-"""What ranks put in, what must come out, and how many elements of a result are something else. Pure.
+"""The inputs of ranks, the results that must follow from them, and the count of wrong elements. Pure.
 
 Inputs repeat a short block of whole numbers, so that the answer repeats one too, and is known without a second
 computation of the size of the first: element i of rank r's input is `block(r)[i % PERIOD]`. The numbers are so small
@@ -47,12 +47,12 @@ class Segment(NamedTuple):
 
 
 def block(order: BenchConfig, rank: int) -> Array:
-    """What that rank's input repeats, of shape [PERIOD]."""
+    """The block of shape [PERIOD] that the input of a rank repeats."""
     return _exact_block(order, rank).astype(order.numpy_dtype)
 
 
 def answer(order: BenchConfig, extent: Extent, rank: int, ranks: int) -> list[Segment] | None:
-    """What that rank must get; None: nothing."""
+    """The result that a rank must get; None: it gets none."""
     if not order.kind.moves_data or (order.operation in ("reduce", "gather") and rank != order.root):
         return None
     piece = extent.count * rank  # where this rank's piece begins in a whole array
@@ -79,7 +79,7 @@ def reduced_block(order: BenchConfig, ranks: int) -> Array:
     total = _REDUCTIONS[op].reduce(np.stack([_exact_block(order, rank) for rank in range(ranks)]), axis=0)
     if op is ReduceOp.MEAN:
         return np.asarray(total / ranks).astype(mean_dtype(dtype))
-    with np.errstate(over="ignore"):  # what is too large for a half is infinite there, too
+    with np.errstate(over="ignore"):  # a number too large for a half is infinite there, too
         return np.asarray(total).astype(np.float32 if dtype in HALF_DTYPES else dtype).astype(dtype)
 
 

@@ -1,4 +1,4 @@
-"""What one rank is told to measure, as the command hands it over: one JSON object."""
+"""The measurements that one rank has to make. The command passes them as one JSON object."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Times as figures: percentiles and bandwidths, and how many iterations give good ones. Pure.
 
 The time of an iteration is that of the slowest rank, from the end of its iteration before to the end of this one, so it
-has everything in it that a program would wait for. nccl-tests averages over ranks and iterations unless told otherwise;
-bandwidths here are of the median, which one disturbed iteration does not move. 1 GB = 10^9 bytes.
+has everything in it that a program would wait for. nccl-tests averages over ranks and iterations unless options say
+otherwise; bandwidths here are of the median, which one disturbed iteration does not move. 1 GB = 10^9 bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collectived.bench.operation_kinds import BenchOperation, Extent
 
 TARGET_SECONDS = 0.3
 MIN_ITERATIONS, MAX_ITERATIONS = 20, 10_000
-"""Iterations per size where nobody says how many."""
+"""Iterations per size where the command gives none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Figures:
 
 
 def figures(kind: BenchOperation, extent: Extent, nanoseconds: NDArray[np.int64]) -> Figures:
-    """What the times say; `nanoseconds` is [ranks, iterations]."""
+    """Compute the figures of one size. `nanoseconds` has the shape [ranks, iterations]."""
     ranks, iterations = nanoseconds.shape
     seconds = nanoseconds.max(axis=0) / 1e9
     p50, p99 = (float(np.percentile(seconds, percent)) for percent in (50, 99))

@@ -26,7 +26,7 @@ Call = Callable[[], Any]
 def as_user_code(function: Function) -> Function:
     """Lets a function pass for a user's program.
 
-    The library notes who calls it: the first frame that is not its own. Here all are, down to the interpreter's, which
+    The library notes its caller: the first frame that is not its own. Here all are, down to the interpreter's, which
     costs more to find than in a program, and says less.
     """
     code = function.__code__
@@ -74,7 +74,7 @@ def _pipelined(call: Call, ticks: Ticks, in_flight: int) -> Any:
 
 
 class BenchMemory(Protocol):
-    """What is asked of a session."""
+    """The part of a session that a benchmark uses."""
 
     def empty(self, shape: int, dtype: Any) -> NDArray[Any]: ...
 

@@ -1,6 +1,6 @@
 """One rank's part in the whole measurement: sizes one after the other, on all ranks alike.
 
-What ranks must know of each other (how many iterations, times, wrong elements) goes through the group itself, before
+Ranks exchange data (how many iterations, times, wrong elements) through the group itself, before
 and after the timed loop.
 """
 
@@ -22,7 +22,7 @@ from collectived_proto.types import ReduceOp
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One size. `errors`: wrong elements on all ranks together, None where nobody looked."""
+    """One size. `errors`: wrong elements on all ranks together, None where the results were not checked."""
 
     extent: Extent
     figures: Figures

@@ -1,4 +1,4 @@
-"""What the collectives are to a benchmark: how a size is divided among ranks, and what bus bandwidth makes of it.
+"""The collectives as a benchmark sees them: how a size is divided among ranks, and the formula of bus bandwidth.
 
 The definitions are those of nccl-tests, so that figures can be laid beside figures from there. S is the number of bytes
 that algorithm bandwidth counts, n the number of ranks:
@@ -32,7 +32,7 @@ class BenchOperation:
     """One operation.
 
     Attributes:
-        divided: whether S bytes are n pieces, of which `count` tells the elements of one.
+        divided: whether S bytes are n pieces, of which `count` is the number of elements of one.
         pieces_in, pieces_out: whether an input, or a result, has all n of them; both False: one. Only where divided.
         reduces, has_root: whether it has a reduce op, a root.
     """
@@ -102,5 +102,5 @@ def compute_sizes(min_bytes: int, max_bytes: int, factor: int, step_bytes: int =
 
 
 def compute_extents(kind: BenchOperation, wished: list[int], itemsize: int, ranks: int) -> list[Extent]:
-    """What is measured for these sizes, each once: small ones may round to the same number of elements."""
+    """The extents to measure for these sizes, each once. Small sizes may round to the same number of elements."""
     return list(dict.fromkeys(compute_extent(kind, nbytes, itemsize, ranks) for nbytes in wished))

@@ -1,4 +1,4 @@
-"""What rank 0 tells whoever started it: one JSON object per line. Pure: values in, objects out.
+"""Reports of rank 0 to the process that started it: one JSON object per line. Pure: values in, objects out.
 
 `begin` comes first, then `size` and `row` in turn, then `end`; any rank may say `failed`.
 """
@@ -22,7 +22,7 @@ Event = dict[str, Any]
 
 
 def begin_event(order: BenchConfig, members: Sequence[Member], transport: str, extents: Sequence[Extent]) -> Event:
-    """What is measured, and where."""
+    """The event before all others: the measurement and its ranks."""
     kind = order.kind
     conditions = {
         "operation": order.operation,
@@ -71,7 +71,7 @@ def end_event() -> Event:
 
 
 def failed_event(rank: int | None, error: BaseException) -> Event:
-    """This rank has failed. What is no error of a collective comes with its traceback."""
+    """This rank has failed. An error that is none of a collective comes with its traceback."""
     text = "".join(traceback.format_exception_only(error)).strip()
     trace = "" if isinstance(error, CollectiveError) else "".join(traceback.format_exception(error)).strip()
     error_text = text.removeprefix("collectived_proto.errors.")

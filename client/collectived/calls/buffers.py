@@ -38,7 +38,7 @@ Describe = Callable[[Collective, Deadline | None], Description]  # to the worker
 
 
 class Backing(np.ndarray[Any, np.dtype[np.uint8]]):
-    """The bytes of a slot, as the base of the arrays in it: whoever holds one of those holds the slot.
+    """The bytes of a slot, as the base of the arrays in it: each of those keeps the slot.
 
     It is a subclass because NumPy lets a view of a view skip bases of its own type.
     """
@@ -114,16 +114,16 @@ class DeviceStagingArea(StagingArea, Protocol):
         """A slot for a result, had within so many seconds; it has an `address`."""
 
     def array(self, slot: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
-        """What lies there."""
+        """The array at that offset of the slot."""
 
     def wait_stream(self, stream: int, other: int) -> None:
-        """What is put on a stream from here on comes after what is on the other one now."""
+        """Make later work on a stream wait for the work that is on the other one now."""
 
     def record_stream(self, slot: Any, stream: int) -> None:
-        """What is on the stream now reads the slot: until that is done its place does not serve again."""
+        """Note that work on the stream reads the slot. The place is not reused until that work is done."""
 
     def wait_event(self, event: int, stream: int) -> bool:
-        """What is put on a stream from here on comes after an event of the worker, which may die before.
+        """Make later work on a stream wait for an event of the worker, which may die before.
 
         False: not so, for the device is being waited for elsewhere in this process.
         """

@@ -29,7 +29,7 @@ LAUNCHED = -1  # "wait until all of it is on the device", of calls that are orde
 
 
 class UnobservedErrorSink(Protocol):
-    """Who is told of the error of a call whose `Work` was dropped: the group's `UnobservedErrors`."""
+    """Receives the error of a call whose `Work` was dropped: the group's `UnobservedErrors`."""
 
     def record(self, verdict: Verdict) -> bool:
         """Whether `log` is to be called with it."""
@@ -38,7 +38,7 @@ class UnobservedErrorSink(Protocol):
 
 
 class Call:
-    """Written by its channel under a lock until `complete`, then read by whoever collects it.
+    """Written by its channel under a lock until `complete`, then read by the thread that collects it.
 
     Attributes:
         completed_packs: numbers of the packs that are complete, in order of completion.
@@ -51,7 +51,7 @@ class Call:
         is_lent: whether it leaves its arrays alone until then all the same, so that they are read where they lie.
         has_awaiter: whether a coroutine waits for it. waiter: the thread that waits for it, 0: none.
         takes_parts: whether it takes its result part by part. parts: those that are there, as byte ranges.
-        error_sink: who is told of its error, where its `Work` was dropped while it was in flight.
+        error_sink: receives its error, where its `Work` was dropped while it was in flight.
         output: where on a GPU the worker is to write the result; None: in a result slot.
         has_input_event: whether the worker has to wait for an event before it reads the value; see
             `DeviceCall.record_input_event`.
@@ -95,7 +95,7 @@ class Call:
         self.parts: list[tuple[int, int]] = []
         self._arrival: PartwiseCopy | None = None
         self.complete = False
-        self.retired: tuple[object, ...] = ()  # what was, until `release_retired`
+        self.retired: tuple[object, ...] = ()  # retired staging, until `release_retired`
         self.launched: messages.Launched | None = None
         self.verdict: Verdict | None = None
         self.source: int | None = None
@@ -126,7 +126,7 @@ class Call:
         return self.cutoff if self._patience is None else self._patience.end
 
     def begin_wait(self, now: float) -> None:
-        """Note that nobody has waited for it until now: the time that its worker has had counts all the same."""
+        """Note that no thread has waited for it until now. The time that its worker has had counts all the same."""
         if self._patience is not None:
             self._patience.skip(now)
             self.cutoff = self._patience.at
@@ -173,16 +173,16 @@ class Call:
         self.out = targets
 
     def keep_own_value(self) -> None:
-        """The caller leaves its arrays alone until the call has ended, and the worker is told to bring no result."""
+        """Ask the worker for no result, because the caller leaves its arrays alone until the call has ended."""
         targets = None if self.out is None else self.out.views
         if self._input_addresses is None and own_value.can_keep(self.prepared, self.arrays, targets):
             self.own_value = self.arrays
 
     def request_parts(self, are_sound: bool) -> None:
-        """Has the worker tell of parts of the result, which are taken while a thread waits for the call.
+        """Ask the worker to announce parts of the result, which are taken while a thread waits for the call.
 
         Args:
-            are_sound: whether no part comes before it is known that all ranks agree, or nobody would see it.
+            are_sound: whether no part comes before it is known that all ranks agree, or no reader would see it.
         """
         prepared = self.prepared
         is_known = prepared.receives and not (prepared.accepts_any or prepared.is_p2p)
@@ -309,7 +309,7 @@ class Call:
             self._build_leaves()
 
     def sync_out_streams(self) -> None:
-        """What the caller puts on its current streams from here on comes after the copies into `out`."""
+        """Make later work on the caller's current streams wait for the copies into `out`."""
 
     def take_leaves(self) -> list[Any]:
         """The same without its structure: the leaves."""
@@ -378,7 +378,7 @@ class Call:
         return kind.restore(view.copy())
 
     def _list_views(self) -> list[Array]:
-        """What the result is to be copied from."""
+        """The arrays from which the result is copied."""
         if self.own_value is not None:
             return self.own_value
         if self.result_buffer is None:

@@ -1,4 +1,4 @@
-"""Callbacks of calls that nobody waits for, in threads of the library's that end when there is nothing left to do."""
+"""Callbacks of calls that no thread waits for. They run in threads of the library, which end when idle."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Callbacks:
 
 
 def call_back(callback: Callable[[], object]) -> None:
-    """Calls it; what it raises would end the thread alone, and leave others uncalled."""
+    """Call it and handle its exceptions. An exception would end the thread before the other callbacks."""
     try:
         callback()
     except (Exception, SystemExit):

@@ -3,16 +3,16 @@
 Shared memory and a doorbell are one way (`doorbell.Doorbell`, `memory.SharedMemory`, `results.MappedResult`). Another
 one brings four things, of which `buffers` has the last three:
 
-- a `RankChannel`: takes calls to the worker and tells them what has become of them, and to the rank state what its
-rank has heard;
+- a `RankChannel`: takes calls to the worker, passes outcomes to the calls, and messages about the rank to the
+rank state;
 - a `Describe`, a function: gives a collective that is new to this rank a number and a layout;
 - a `StagingArea`: holds the arrays of a call from its submission until the worker has them;
 - `ResultBuffer`s: results, laid out as `Layout` says, or, for a `DescribedCall`, behind a result header.
 
-What a channel does with a call: `assign_instance` when it has its number; `attach_result` once, before its first pack
-is complete, where the call receives a result; `completed_packs.append` for each complete pack (only once, at the end,
-for one that is open); `end` after everything else. It does so under one lock, and then wakes who waits and hands the
-call to `callbacks.on_call_ended`.
+A channel handles a call in these steps: `assign_instance` when it has its number; `attach_result` once, before its
+first pack is complete, where the call receives a result; `completed_packs.append` for each complete pack (only once, at
+the end, for one that is open); `end` after everything else. It does so under one lock, and then wakes waiting threads
+and hands the call to `callbacks.on_call_ended`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from collectived_proto.types import GroupInfo, Operation, Verdict
 log = logging.getLogger("collectived")
 
 ROOM_WARNING_SECONDS = 10.0  # that a call waits for room before that is said
-CONNECT_AGAIN = "connect and join again"  # what to do where the worker is lost
+CONNECT_AGAIN = "connect and join again"  # the advice where the worker is lost
 
 
 NOT_REPEATED = object()
@@ -154,7 +154,7 @@ class RankChannel(ABC):
         """A call of one array, or of none, has ended well: it may come again.
 
         Args:
-            frame: who has called the collective; frames of ours may lie between that and the caller's.
+            frame: the one that called the collective; frames of this library may lie between it and the caller's.
         """
         return None
 
@@ -202,7 +202,7 @@ class RankChannel(ABC):
     def fail_generation(self, cause: Cause, message: str, site: str) -> CollectiveError:
         """This rank's worker does not take its next collective: that is the end of the generation.
 
-        What that is to be raised as, or what has ended it before, as may have been heard meanwhile.
+        Returns the error to raise for that, or for the verdict that ended the generation before and came meanwhile.
         """
         self.poll()
         verdict = self.rank_state.make_verdict(cause, message)
@@ -237,7 +237,7 @@ class RankChannel(ABC):
             self._on_own_failure(error)
 
     def _on_own_failure(self, error: BaseException) -> None:
-        """This process could not do what nobody will do again: that is the end of the generation."""
+        """End the generation, because this process failed at a step that is not repeated."""
         verdict = self.rank_state.verdict if self.rank_state.is_over else None
         if verdict is not None and self.rank_state.has_aborted:  # which ends calls that are in flight all the same
             return
@@ -264,7 +264,7 @@ class RankChannel(ABC):
             raise
 
     def _lead(self, call: Call, packs: int, until: float, look: Callable[[Call], None]) -> bool:
-        """Reads for all who wait, if nobody else does, until there is what `_wait` waits for; False: another reads."""
+        """Read for all waiting threads, until the call of `_wait` is ready. False: another thread reads."""
         return False
 
     def _check_cutoff(self, call: Call) -> None:
@@ -301,7 +301,7 @@ class RankChannel(ABC):
         return error
 
     def adopt_verdict(self, verdict: Verdict) -> CollectiveError:
-        """A verdict about this generation that has come another way than over this one; what it is raised as."""
+        """Take a verdict about this generation that came another way, and return the error to raise for it."""
         with self.mutex:
             self.rank_state.apply_verdict(verdict)
         return self.report_verdict(self.rank_state.verdict or verdict)
@@ -318,8 +318,8 @@ class RankChannel(ABC):
     def cancel(self, why: str, aborts: bool) -> None:
         """The session is being closed: calls that a thread waits for end with CancelledError, and none start.
 
-        Who waits looks up within `SIGNAL_CHECK_INTERVAL` seconds. `aborts`: the generation ends for all ranks, for they
-        wait for this one outside of it, and would not hear that it leaves.
+        Waiting threads look up within `SIGNAL_CHECK_INTERVAL` seconds. `aborts`: the generation ends for all ranks,
+        because they wait for this rank outside of it, where its leaving would not reach them.
         """
         if aborts:
             self._end_generation(self.rank_state.make_cancel_verdict(why), self._abort_ack_timeout)

@@ -18,7 +18,7 @@ from collectived.values import nest, structure
 from collectived.values.leaves import Array, ArrayKind
 from collectived.values.targets import Targets, check_fits
 
-# What comes to a rank that has no value of its own says no more of numbers than their type.
+# A rank that has no value of its own knows of the numbers that it receives no more than their type.
 UNKNOWN_KIND = ArrayKind(lambda value: value, lambda value: value if value.ndim else value[()])
 
 
@@ -40,7 +40,7 @@ def parse_structure(op: str, text: str, leaves: int) -> nest.Spec:
 class DescribedCall(Call):
     """A call of a collective that has a `result_spec`.
 
-    Who takes what comes gets NumPy arrays: the sender's kinds are not known.
+    A rank that takes any value gets NumPy arrays: the sender's kinds are not known.
     """
 
     __slots__ = ("_described_result",)

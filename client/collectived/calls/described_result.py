@@ -1,6 +1,6 @@
-"""Results whose layout was not known when their collective was prepared: a header before them tells it.
+"""Results whose layout was not known when their collective was prepared: a header before them has it.
 
-See `collectived_proto.ipc.result_header`. What a header says of its slot is checked at once.
+See `collectived_proto.ipc.result_header`. The numbers of a header are checked against its slot at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collectived_proto.types import Collective
 
 
 class ResultSpec(NamedTuple):
-    """What is known of a result before it comes.
+    """The part of a result's layout that is known before it comes.
 
     Attributes:
         leaves: dtype and shape of each as it travels; None: its header describes them.

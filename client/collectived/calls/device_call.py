@@ -35,7 +35,8 @@ def _map_driver_errors(what: str, out_intact: bool = True) -> Iterator[None]:
 class DeviceCall(Call):
     """Results on a GPU look into that memory, which is this rank's own; others are copied to the host.
 
-    What lies on another GPU than the rank's passes by the host, to and fro: streams and events are of one GPU.
+    Arrays on another GPU than the rank's are copied through the host, in both directions: streams and events are of one
+    GPU.
     """
 
     has_input_event = True
@@ -111,17 +112,17 @@ class DeviceCall(Call):
             events: those of the caller, by number; a new one is made where there is none, whose handle is returned.
 
         Raises:
-            CudaError: the driver refuses; the worker has been told of nothing.
+            CudaError: the driver refuses; nothing has been sent to the worker.
         """
         room, event, handle = self._device_area, events.get(number), b""
         if event is None:
             event, handle = room.cuda.create_event(room.device)
-        # What lay on the host is copied on the legacy stream; see `DeviceStaging.fill`.
+        # Arrays on the host are copied on the legacy stream; see `DeviceStaging.fill`.
         first, *others = dict.fromkeys(stream or LEGACY_STREAM for stream in self._input_streams)
         for other in others:  # a value of several streams; an event stands on one
             room.wait_stream(first, other)
         room.cuda.record_event(room.device, event, first)
-        events[number] = event  # not before, for the worker is told of it once
+        events[number] = event  # not before, for the worker gets its handle once
         return handle
 
     def request_stream_order(self) -> None:

@@ -1,8 +1,8 @@
-"""Who reads a socket that several threads wait on.
+"""The choice of the thread that reads a socket on which several threads wait.
 
-*Leader*: the one waiting thread that reads, for all. *Follower*: a thread that sleeps until the leader has heard of
-what it awaits, or hands over. Invariant: where there are followers whose news has not come, there is a leader, or one
-of those followers has been woken and will lead.
+*Leader*: the one waiting thread that reads, for all. *Follower*: a thread that sleeps until the leader has read
+the message that it awaits, or hands over. Invariant: where there are followers whose news has not come, there is a
+leader, or one of those followers has been woken and will lead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SIGNAL_CHECK_INTERVAL = (
 
 
 class WaitTarget(Protocol):
-    """What a thread waits for: a call, or the answer to a question."""
+    """The object that a thread waits for: a call, or the answer to a question."""
 
     def is_ready(self, packs: int, /) -> bool: ...
 

@@ -1,4 +1,4 @@
-"""What a failure of this process itself is raised as: no descriptors or memory left, or a defect."""
+"""Failures of this process itself, as causes and messages: no descriptors or memory left, or a defect."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if sys.platform != "win32":
 
 
 def classify_failure(error: Exception) -> tuple[Cause, str]:
-    """The cause of a verdict that follows from an error which nobody decided, and what it says to people."""
+    """Return the cause and the message of a verdict that follows from an error of this process."""
     if isinstance(error, DeadlineExceededError):
         return Cause.DEADLINE, str(error)
     if isinstance(error, ResourceExhaustedError):
@@ -40,7 +40,7 @@ def classify_failure(error: Exception) -> tuple[Cause, str]:
 
 
 def is_out_of_resources(error: Exception) -> bool:
-    """Whether this process has run out of something, so that the error says nothing about anybody else."""
+    """Whether this process has run out of something, so that the error says nothing about other processes."""
     return classify_failure(error)[0] is Cause.EXHAUSTED
 
 

@@ -1,4 +1,4 @@
-"""What a rank's result has of its own value: it is taken from where the caller has it, and does not travel."""
+"""The part of a rank's result that is its own value. It is taken from the caller's arrays, and does not travel."""
 
 from __future__ import annotations
 

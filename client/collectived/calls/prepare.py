@@ -305,7 +305,7 @@ class PreparedCallCache:
 
         Raises:
             TypeError: a leaf's dtype is none that this operation takes, or a container cannot be rebuilt.
-            ValueError: the worker says that it can mean nothing. The others are not told.
+            ValueError: the worker says that the call can mean nothing. The other ranks get no error.
             CollectiveError: the worker refuses.
         """
         agreed = options.bytes_per_pack, options.implementation, options.compression
@@ -330,7 +330,7 @@ class PreparedCallCache:
         except InvalidArgumentError as error:
             if error.verdict is not None:
                 raise
-            raise ValueError(str(error)) from None  # that class is for what all ranks are told
+            raise ValueError(str(error)) from None  # that class is for errors of all ranks
 
     def _add(self, key: Hashable, prepared: PreparedCall) -> None:
         with self._lock:

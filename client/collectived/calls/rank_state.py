@@ -20,12 +20,12 @@ from collectived_proto.errors import (
 from collectived_proto.ipc import messages
 from collectived_proto.types import ANY_SOURCE, GroupInfo, Recv, Verdict
 
-_OWN_CAUSES = (Cause.ABORTED, *RANK_FAILURES)  # name this rank, as the others hear it
+_OWN_CAUSES = (Cause.ABORTED, *RANK_FAILURES)  # verdicts that name this rank, and that the others get
 
 
 @dataclass(frozen=True, slots=True)
 class LocalVerdict(Verdict):
-    """What calls of this rank end with though nobody decided anything about the group: raised without a verdict."""
+    """The end of calls of this rank alone. Nothing is decided about the group, and errors carry no verdict."""
 
     @classmethod
     def of(cls, verdict: Verdict) -> LocalVerdict:
@@ -44,14 +44,12 @@ class RankState:
         self.verdict: Verdict | None = None  # of this generation
         self._verdicts: dict[int, Verdict] = {}
         self._reported_generation = 0  # the latest generation whose verdict the caller has been given
-        self._own_name = f"rank {rank}"  # who decided, where it was us
+        self._own_name = f"rank {rank}"  # the name in verdicts that this rank decided
         self.last_finished = -1  # the last instance that has ended well here
         self.waiting = 0  # how many waited to join when the last collective ended whose result was taken
         self._aborted_generation = 0  # the latest generation that this rank has aborted
         self.interrupted_generation = 0  # the latest generation that Ctrl-C has ended here
-        self.cancel_verdict: LocalVerdict | None = (
-            None  # what calls that are waited for end with: the session is being closed
-        )
+        self.cancel_verdict: LocalVerdict | None = None  # ends waiting calls: the session is being closed
 
     @property
     def is_over(self) -> bool:
@@ -64,7 +62,7 @@ class RankState:
         return self._aborted_generation == self.generation
 
     def claim_abort(self) -> bool:
-        """Whether the worker is still to be told that this rank aborts this generation; asked by who tells it."""
+        """Whether the caller must send the worker that this rank aborts this generation. True once."""
         first = not self.has_aborted
         self._aborted_generation = self.generation
         return first
@@ -114,7 +112,7 @@ class RankState:
     def _known_prevails(self, verdict: Verdict) -> bool:
         """Whether what is known goes before `verdict`: the first one counts, as it does on the worker.
 
-        What this rank decided itself is put in better words by the others, as long as they mean the same.
+        A verdict of this rank's own gives way to a verdict of others with the same code: their message says more.
         """
         known = self.verdict
         if known is None or known.orderly or isinstance(known, LocalVerdict):
@@ -122,7 +120,10 @@ class RankState:
         return known.decided_by != self._own_name or known.code != verdict.code
 
     def on_result_taken(self, call: Call) -> None:
-        """The result of a call has been taken. Of messages nobody but their two ends knows, so they tell nothing."""
+        """The result of a call has been taken.
+
+        Messages show nothing of other ranks: only their two ends know of them.
+        """
         if not call.prepared.is_p2p:
             self.waiting = call.waiting
 
@@ -135,7 +136,7 @@ class RankState:
         return LocalVerdict.of(self.make_verdict(Cause.CANCELLED, why))
 
     def cancel(self, why: str) -> LocalVerdict:
-        """Nothing starts any more; what is waited for is to end with what this returns."""
+        """Let no call start any more, and return the verdict with which waiting calls are to end."""
         self.cancel_verdict = withdrawn = self.make_cancel_verdict(why)
         if not self.is_over:
             self.verdict = withdrawn
@@ -154,7 +155,7 @@ class RankState:
         return error_from_verdict(verdict, site)
 
     def make_overdue_verdict(self, call: Call, worker: str) -> Verdict:
-        """Nothing has been heard of `call` by its deadline, nor for a while afterwards."""
+        """The worker has not answered `call` by its deadline, nor for a while afterwards."""
         message = (
             f"{call.prepared.op} ({call.display_number} of group {self.group.name!r}, "
             f"{call.prepared.site}) did not complete "
@@ -163,7 +164,7 @@ class RankState:
         return self.make_verdict(Cause.DEADLINE, message, call)
 
     def make_withdrawal(self, call: Call, code: int) -> LocalVerdict:
-        """A receive has ended alone, with that code: nobody has decided anything about the group."""
+        """A receive has ended alone, with that code: nothing is decided about the group."""
         operation = call.prepared.collective.operation
         assert isinstance(operation, Recv)
         members = self.group.members
@@ -191,8 +192,8 @@ class RankState:
     def on_worker_lost(self, message: str, oldest: Call | None) -> Verdict:
         """This rank's worker is gone, and with it what is in flight, of which `oldest` began first.
 
-        What the worker had said before it ended, of this rank's next instance, goes before that it has; and so does
-        that this rank has ended the generation itself: what it cannot make sense of since may follow from that.
+        If the worker had sent a verdict about this rank's next instance before it ended, that verdict counts. So does a
+        verdict of this rank itself: errors of the connection after it may follow from it.
         """
         if self.verdict is not None and self.is_over and self.verdict.decided_by == self._own_name:
             return self.cancel_verdict or self.verdict
@@ -218,7 +219,7 @@ class RankState:
     def make_verdict(
         self, cause: Cause, message: str, call: Call | None = None, *, code: Code | None = None
     ) -> Verdict:
-        """What this rank decides alone, because its worker cannot tell it: about `call`, or from the next one on.
+        """A verdict of this rank alone, because its worker cannot send one: about `call`, or from the next one on.
 
         Args:
             code: of a refusal that brings one of its own.

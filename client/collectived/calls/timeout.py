@@ -11,7 +11,7 @@ from collectived_proto.deadline import Deadline
 from collectived_proto.options import to_seconds
 
 DEADLINE_GRACE = (
-    0.21  # seconds after its deadline in which a call may still hear from the worker; within 0.25 it has ended
+    0.21  # seconds after its deadline in which the worker may still answer a call; within 0.25 it has ended
 )
 GRACE_STEPS = 7  # of that, each of which counts once on a machine that is late: see `Patience`
 MOST_RENEWALS = 4  # times that it begins anew for a worker that answers, and has not said yet what it is to say

@@ -1,4 +1,6 @@
-"""Errors of works that were dropped before anybody asked for them: each is logged once, and raised by the next call."""
+"""Errors of works that were dropped before the program asked for them: each is logged once, and raised by the next
+call.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ class UnobservedErrors:
 
     def __init__(self, standing: RankState) -> None:
         self._rank_state = standing
-        self._recorded: dict[int, object] = {}  # by generation: who noted its verdict
+        self._recorded: dict[int, object] = {}  # by generation: the call that noted its verdict
         self._reported_generation = -1  # the generation whose verdict the caller has been given by `leave`
 
     def mark_reported(self, generation: int) -> None:
@@ -25,7 +27,7 @@ class UnobservedErrors:
         self._reported_generation = generation
 
     def record(self, verdict: Verdict) -> bool:
-        """A work that nobody will ask about has ended with this verdict; whether that is to be logged."""
+        """Note that a dropped work has ended with this verdict. Return whether that is to be logged."""
         standing = self._rank_state
         if standing.verdict is None and verdict.generation == standing.generation:  # it is of that work alone
             return True
@@ -44,15 +46,15 @@ class UnobservedErrors:
         unseen = self._rank_state.unreported_verdict
         if unseen is None or unseen.generation != verdict.generation or verdict.generation == self._reported_generation:
             return False
-        # The caller knows of its own Ctrl-C by KeyboardInterrupt, whoever decided the verdict.
+        # The caller knows of its own Ctrl-C by KeyboardInterrupt, even if others decided the verdict.
         own = verdict.generation == self._rank_state.interrupted_generation
         return verdict.code is not Code.ABORTED or not own
 
 
 def is_consequence(unseen: CollectiveError, error: BaseException, rank: int) -> bool:
-    """Whether a verdict that nobody was told only says that a rank gave up, for the error that the caller has.
+    """Whether a verdict that no caller has seen only says that a rank gave up, for the error that the caller has.
 
-    That is this rank's own abort; and where the group went on after an error on all ranks, that of whoever was first.
+    That is this rank's own abort; and where the group went on after an error on all ranks, the abort of the first rank.
     """
     verdict = unseen.verdict
     if verdict is None or verdict.cause is not Cause.ABORTED:

@@ -28,7 +28,7 @@ _UP = "collectived up cluster.toml"  # before torchrun, which starts no workers
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """`unix:/path` or `host:port`, and who said so."""
+    """`unix:/path` or `host:port`, and where it was set."""
 
     text: str
     source: str
@@ -51,10 +51,10 @@ class WorkerAddress:
     def probe(self, limit: Timeout) -> None:
         """Connects and hangs up, which takes no time where gRPC would try again and again.
 
-        A socket file that nobody listens at is what a killed worker leaves: it may be on its way back.
+        A killed worker leaves a socket file at which no process listens. It may be on its way back.
 
         Raises:
-            UnavailableError: nobody listens there. OSError: this process has no descriptor or memory for that.
+            UnavailableError: no process listens there. OSError: this process has no descriptor or memory for that.
         """
         while True:
             try:
@@ -77,7 +77,7 @@ class WorkerAddress:
 
 
 def start_hint() -> str:
-    """What to type where no worker is found."""
+    """Return what to type where no worker is found."""
     return f"{_UP}, then torchrun again; or {_LAUNCH}" if "TORCHELASTIC_RUN_ID" in os.environ else _LAUNCH
 
 
@@ -100,17 +100,17 @@ def find_worker(worker: str | None) -> WorkerAddress:
         if system := job_files.find_system_worker():
             return WorkerAddress(system, "the system's worker")
         raise UnavailableError(
-            f"no job of yours is running (looked at COLLECTIVED_WORKER, in {job_files.runtime_path()} and for "
+            f"you have no job running (looked at COLLECTIVED_WORKER, in {job_files.runtime_path()} and for "
             f"{job_files.SYSTEM_FOLDER / job_files.SYSTEM_SOCKET}); start one: {start_hint()}"
         )
     if len(found) > 1:
         lines = "".join(f"\n  COLLECTIVED_WORKER={job.workers[0]}  # job {job.job}, {job.command}" for job in found)
-        raise InvalidArgumentError(f"{len(found)} jobs of yours are running; say which one you mean:{lines}")
+        raise InvalidArgumentError(f"you have {len(found)} jobs running; say which one you mean:{lines}")
     return WorkerAddress(found[0].workers[0], f"of the running job {found[0].job}")
 
 
 def load_tls(worker: WorkerAddress) -> TlsMaterial | None:
-    """What TLS is spoken with to an address, as the environment says it; None: it is not.
+    """Load the TLS files that the environment names for an address; None: TLS is not used.
 
     Raises:
         ValueError: a file cannot be used.
@@ -125,11 +125,11 @@ def load_tls(worker: WorkerAddress) -> TlsMaterial | None:
 def read_secret(worker: WorkerAddress) -> str:
     """The job's secret, or a client token; '' where nothing says it.
 
-    At a Unix socket it is shown too: those need it whom the worker does not serve for who they are, as from another
-    container. Others do not, so that a file which cannot be read is no error there.
+    At a Unix socket it is shown too: clients need it where the worker does not serve their uid, as from another
+    container. Other clients do not need it, so that a file which cannot be read is no error there.
 
     Raises:
-        InvalidArgumentError: the file that should hold it cannot be read or is empty, or everybody may read it.
+        InvalidArgumentError: the file that should hold it cannot be read or is empty, or every user may read it.
     """
     name = os.environ.get(SECRET_FILE)
     if not name:

@@ -1,4 +1,4 @@
-"""What the environment of this process says, read where it is asked for and checked there."""
+"""The settings in the environment of this process. Each is read and checked where it is used."""
 
 from __future__ import annotations
 

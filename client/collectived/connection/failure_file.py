@@ -1,6 +1,6 @@
 """The failure file: what a client of `collectived launch` leaves for the launcher when an exception ends it.
 
-COLLECTIVED_FAILURE_FILE names it. By what all clients leave, the launcher tells the rank that failed from those that
+COLLECTIVED_FAILURE_FILE names it. From these files the launcher distinguishes the rank that failed from those that
 failed because of it.
 """
 
@@ -26,7 +26,7 @@ _MAX_MESSAGE = 4000
 
 
 def install() -> None:
-    """Write the file when an exception that nobody catches ends this process; before that, do what was done so far."""
+    """Write the file when an uncaught exception ends this process, and then call the former hook."""
     path = os.environ.get(VARIABLE)
     former, owner = sys.excepthook, os.getpid()
     if not path or getattr(former, "writes_failure_file", False):
@@ -43,7 +43,7 @@ def install() -> None:
 
 
 def describe_failure(error: BaseException) -> dict[str, Any]:
-    """What the launcher is to know of an exception; `blamed` are the ranks that a verdict behind it blames."""
+    """Describe an exception for the launcher; `blamed` are the ranks that a verdict behind it blames."""
     verdict = _find_verdict(error)
     lines = "".join(traceback.format_exception(error)).splitlines()
     blamed = (*verdict.missing, *verdict.differing) if verdict else ()

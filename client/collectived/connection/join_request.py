@@ -1,4 +1,4 @@
-"""What a client asks for when it joins, rejoins or splits a group."""
+"""The requests of a client that joins, rejoins or splits a group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collectived_proto.deadline import Deadline
 from collectived_proto.options import to_seconds
 from collectived_proto.report.phrases import find_control_character
 
-_MAX_RANKS = 1 << 20  # more is a mistake: nobody waits for that many
+_MAX_RANKS = 1 << 20  # more is a mistake: no program has so many ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class JoinRequest:
     """A size of (n, n) is fixed; `last_instance` is what this process finished in the generation before.
 
     `deadline` was made of `timeout` when the caller gave it. `parent` is the group that is split and this process's
-    rank there: where that fails, nobody waits any more.
+    rank there: where that group fails, the wait ends.
     """
 
     name: str
@@ -45,7 +45,7 @@ def make_join_request(
     timeout: float | timedelta | None,
     idle: bool,
 ) -> JoinRequest:
-    """What is not given comes from the environment.
+    """Values that are not given come from the environment.
 
     Raises:
         TypeError, ValueError: it is wrong, or is missing there too.

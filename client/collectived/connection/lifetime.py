@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class ProcessBound(Protocol):
-    """What must not outlive the process that made it."""
+    """An object that must not outlive the process that made it."""
 
     def close(self) -> None: ...
     def _after_fork(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The gRPC side of a session, and the one border where errors of gRPC become ours.
+"""The gRPC side of a session, and the one place where errors of gRPC become errors of this library.
 
 Imported at the first `connect`, for grpc takes its time to import.
 """
@@ -54,15 +54,15 @@ if TYPE_CHECKING:
     from collectived_proto.tls.files import TlsMaterial
 
 PROGRESS_INTERVAL = 10.0  # seconds
-_RPC_TIMEOUT = 30.0  # seconds for what a worker answers by itself
-_TELL_TIMEOUT = 1.0  # seconds for what it need not have heard
+_RPC_TIMEOUT = 30.0  # seconds for RPCs that a worker answers by itself
+_TELL_TIMEOUT = 1.0  # seconds for messages that the worker may miss
 _GRACE = 0.15  # seconds after a deadline in which the worker's own answer is still preferred; 0.25 are promised
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a session has a connection of its own
     ("grpc.max_receive_message_length", 64 << 20),  # a layout of very many leaves
     ("grpc.max_metadata_size", 64 << 10),
-    # Who waits for a collective without a deadline hears within the sum of these that the worker is gone or stopped.
+    # A collective without a deadline ends within the sum of these after the worker is gone or stopped.
     ("grpc.keepalive_time_ms", 5000),
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.http2.ping_timeout_ms", 5000),
@@ -78,7 +78,7 @@ def _explain_dial_failure(address: str, tls: TlsMaterial | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """What a worker says to a new session; `socket_path` is '' where it offers no shared memory.
+    """The answer of a worker to a new session; `socket_path` is '' where it offers no shared memory.
 
     `gpus` are the UUIDs of its GPUs, in order of their indices; `max_open_allocations` is how many allocations of this
     process it opens at a time on each of them. `stack_token` admits a socket over which it asks what this process does.
@@ -106,7 +106,7 @@ class JoinedGroup:
 
 
 _JOIN_TOKEN_BYTES = 16
-_GIVE_UP_SECONDS = 0.09  # in which a worker hears that a place is given up; Ctrl-C is to be over within 0.1
+_GIVE_UP_SECONDS = 0.09  # in which the RPC that gives up a place must end; Ctrl-C is to be over within 0.1
 _T = TypeVar("_T")
 
 
@@ -212,7 +212,7 @@ class WorkerClient:
         )
 
     def _answer_question(self, event: worker_pb2.SessionEvent) -> bool:
-        """Tells the worker where the threads of this process are, if that is what it asks."""
+        """Answer the worker's question where the threads of this process are. False: it is another event."""
         if event.HasField("opened"):
             self._session = event.opened.session
         if not event.HasField("stack_asked"):
@@ -237,7 +237,7 @@ class WorkerClient:
         return True
 
     def status(self, request: status_pb2.StatusRequest, timeout: float) -> status_pb2.StatusReply:
-        """What the worker tells of itself and its job.
+        """Return the status of the worker and its job.
 
         Raises:
             CollectiveError: no answer.
@@ -256,12 +256,12 @@ class WorkerClient:
     def join(
         self, session: bytes, wish: JoinRequest, say: Callable[[str], None], enter: Callable[[JoinedGroup], _T]
     ) -> _T:
-        """Waits until the group is complete; what `enter` makes of the place in it.
+        """Wait until the group is complete, and return what `enter` makes of the place in it.
 
         Where that fails the place is given up at once, for the others would wait for this rank.
 
         Args:
-            say: hears every 10 s who is here and who is not.
+            say: is called every 10 s with the ranks that have come and those that have not.
 
         Raises:
             DeadlineExceededError: it was not complete in time.
@@ -388,7 +388,7 @@ class WorkerClient:
         """Says that a rank submits nothing more; a verdict that it has not been given.
 
         Raises:
-            CollectiveError: the worker does not answer within so many seconds; it may still hear of it.
+            CollectiveError: the worker does not answer within so many seconds; the request may still reach it.
         """
         return self._leave(worker_pb2.LeaveRequest(session=session, key=key, rank=rank), within)
 
@@ -405,7 +405,7 @@ class WorkerClient:
         return reply.unseen if reply.HasField("unseen") else None
 
     def map_error(self, error: Exception) -> CollectiveError:
-        """What an error of an RPC is raised as."""
+        """Return the error to raise for an error of an RPC."""
         if self._cancel_reason:
             return CancelledError(self._cancel_reason)
         if isinstance(error, (ValueError, grpc.FutureCancelledError)):  # gRPC's words for a channel that was closed
@@ -456,7 +456,7 @@ class WorkerClient:
             exchange.cancel()
 
     def cancel(self, why: str) -> None:
-        """The session is being closed: who waits for an answer gets a CancelledError, and so does who asks."""
+        """End all waits with CancelledError, because the session is being closed. Later calls raise it, too."""
         with self._lock:
             self._cancel_reason = why
             for exchange in list(self._pending_rpcs):

@@ -74,9 +74,9 @@ class RpcThread:
 
     Args:
         start: begins the RPC.
-        ours: what an error of gRPC is raised as.
+        ours: turns an error of gRPC into the error to raise.
         answer: of a short RPC, takes what `start` returned and waits for the one answer; else it is a stream.
-        intercept: of a stream, takes an answer in that nobody waits for, and says whether it was one; in this thread.
+        intercept: of a stream, takes an answer that no caller waits for, and says whether it was one; in this thread.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RpcThread:
         ours: Callable[[Exception], Exception],
         answer: Callable[[Any], Any] | None,
     ) -> None:
-        """Whatever happens in this thread, who waits for it hears that it is over."""
+        """Run the RPC. At its end, also after an error in this thread, waiting threads are woken."""
         last: Exception | None = None
         try:
             self._exchange(start, answer)
@@ -173,7 +173,7 @@ class RpcThread:
                 pass
 
     def _cancel(self) -> None:
-        with contextlib.suppress(Exception):  # nobody waits for it any more, whatever becomes of it
+        with contextlib.suppress(Exception):  # no thread waits for it any more, so its errors do not matter
             call = self._call
             if call is not None:
                 with fork_lock:

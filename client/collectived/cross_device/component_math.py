@@ -113,7 +113,7 @@ def partial_sums(components: Sequence[Any], axis: int) -> list[tuple[Array, ...]
 
 
 def finish_mean(totals: Sequence[Any], count: int, example: Any) -> Any:
-    """What `partial_sums` of `count` elements add up to, as their mean: of the kind of `example`, one component."""
+    """Compute a mean of `count` elements from the totals of their `partial_sums`, of the kind of `example`."""
     return _restore_like(example, average(tuple(map(np.asarray, totals)), _to_numpy(example).dtype, count))
 
 

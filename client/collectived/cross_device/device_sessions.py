@@ -56,7 +56,7 @@ def connect_by(deadline: Deadline, worker: str | None = None) -> Session:
     """`connect`, no longer than until a deadline.
 
     Raises:
-        UnavailableError: nobody answers. DeadlineExceededError: nobody has by the deadline.
+        UnavailableError: no worker answers. DeadlineExceededError: none has answered by the deadline.
     """
     with map_late_errors(deadline):
         return connect(worker, timeout=clamp_timeout(deadline, _CONNECT_TIMEOUT))
@@ -93,7 +93,7 @@ def fetch_workers(rpc: WorkerClient, timeout: float) -> dict[int, WorkerLocation
 
 
 def get_device_sessions(session: Session | None, deadline: Deadline = NO_DEADLINE) -> DeviceSessions:
-    """What this client holds beside `session`, or beside the process's default session.
+    """Return the sessions that this client holds beside `session`, or beside the process's default session.
 
     Raises:
         FailedPreconditionError: the session is closed, or the parent's.
@@ -219,7 +219,7 @@ class DeviceSessions:
         try:
             groups, errors = run_in_threads(len(devices), join, "collectived-join")
         except BaseException:
-            wanted = False  # who has not joined yet leaves as soon as it has
+            wanted = False  # a rank that has not joined yet leaves as soon as it has
             LocalRanks(joined).leave()
             raise
         if errors:

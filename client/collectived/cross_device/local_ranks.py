@@ -26,7 +26,7 @@ def run_in_threads(count: int, body: Callable[[int], Any], name: str) -> tuple[l
     Where the wait is interrupted the threads go on; they do not keep the interpreter from ending.
 
     Returns:
-        What each returned, None for those that raised; what was raised, in order of time.
+        The value that each returned, None for those that raised; and the errors, in order of time.
     """
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
@@ -51,7 +51,7 @@ def run_in_threads(count: int, body: Callable[[int], Any], name: str) -> tuple[l
     return results, errors
 
 
-_LEAVE_TIMEOUT = 0.1  # seconds for workers to hear that ranks leave after a failure
+_LEAVE_TIMEOUT = 0.1  # seconds to announce to workers that ranks leave after a failure
 
 
 class LocalRanks:
@@ -107,7 +107,7 @@ class LocalRanks:
             try:
                 return body(group)
             except BaseException as error:
-                raised.append(error)  # before the others can hear of it
+                raised.append(error)  # before the error can reach the others
                 with contextlib.suppress(CollectiveError):
                     group.abort(call_site.describe_error(error, error.__traceback__))
                 raise
@@ -140,7 +140,7 @@ class LocalRanks:
                 group.abort(reason)
 
     def discard(self, limit: float) -> None:
-        """Leaves, but waits no more than `limit` seconds for workers to hear of it; one may be stopped."""
+        """Leave, but wait no more than `limit` seconds for the answers of workers, for one may be stopped."""
         threads = [
             threading.Thread(target=LocalRanks([group]).leave, name="leave", daemon=True) for group in self.groups
         ]
@@ -151,7 +151,7 @@ class LocalRanks:
             thread.join(end.remaining())
 
     def leave(self) -> None:
-        """Leaves with every rank; never raises, for whoever was to hear of an error has heard of it."""
+        """Leave with every rank. Never raises: callers have got the errors before."""
         for group in self.groups:
             with contextlib.suppress(CollectiveError):
                 group.leave()

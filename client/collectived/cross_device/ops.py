@@ -26,7 +26,7 @@ _DEFAULT = CommunicationOptions()
 
 @dataclass(frozen=True, slots=True)
 class AllReduceTerms:
-    """What an operation asks of an all-reduce beside its value."""
+    """The arguments of an all-reduce beside its value."""
 
     options: CommunicationOptions
     all_reduce_spec: tuple[Tier, ...] = ()
@@ -233,7 +233,7 @@ def make_mirrored(
     """A result on every one of `devices`: `Mirrored`, or the bare array for one device.
 
     Args:
-        results: equal arrays in memory of their own, one at least; what they do not suffice for are copies.
+        results: equal arrays in memory of their own, one at least; further results are copies.
         held: the devices of the results, which keep theirs; () for one result without a device.
         examples: by device, an array that lies there; copies lie beside it.
     """
@@ -254,7 +254,7 @@ def _check_pair(op: ReduceOp, pair: object, name: str) -> tuple[DistributedValue
 
 
 def _check_value(op: ReduceOp, given: Any, name: str, destinations: Any) -> DistributedValues:
-    """The value with its components, if it can be reduced at all; nobody is asked."""
+    """The value with its components, if it can be reduced at all. No other rank is asked."""
     if given is None or isinstance(given, (str, list, tuple, dict)):
         raise ValueError(
             f"{name} must be a PerReplica or Mirrored value, an array or a number, got {type(given).__name__}; "

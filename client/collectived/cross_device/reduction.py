@@ -70,7 +70,7 @@ class ReductionToOneDevice(CrossDeviceOps):
     def _apply_accumulation_fn(self, components: tuple[Any, ...], op: ReduceOp) -> Any:
         assert self._accumulate is not None
         total = self._accumulate(list(components))
-        component_math.check_component(total, op, "what accumulation_fn returned")
+        component_math.check_component(total, op, "the result of accumulation_fn")
         return (
             component_math.sum_to_mean(total, len(components))
             if op is ReduceOp.MEAN

@@ -83,7 +83,7 @@ class ReplicaContext:
 
     @property
     def _is_spent(self) -> bool:
-        """Whether nothing can come of it any more, and the caller has been told so."""
+        """Whether the group has ended and the caller has got the error."""
         if self._joined_group is None:
             return False
         standing = self._joined_group._channel.rank_state

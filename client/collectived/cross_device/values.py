@@ -123,7 +123,7 @@ class Mirrored(DistributedValues):
 
 
 def regroup(values: Sequence[Any], devices: Sequence[str]) -> Any:
-    """What replicas returned, as one nest of `PerReplica`: `values[r]` is that of replica r.
+    """Combine the values that replicas returned into one nest of `PerReplica`: `values[r]` is that of replica r.
 
     A leaf of one replica alone is bare. So is one that is the same object everywhere, unless it is a number.
 

@@ -1,6 +1,6 @@
 """DLPack's capsules of arrays on GPUs, read and made by hand: NumPy, which does so for the host, knows no other memory.
 
-A capsule holds a C structure; what is here follows version 0 of it, which all libraries speak.
+A capsule holds a C structure; this module follows version 0 of it, which all libraries speak.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from collectived.gpu.array import DeviceArray
 
 CUDA = 2  # DLPack's number for memory of NVIDIA's GPUs
-_NAME = b"dltensor"  # of a capsule that nobody has taken over
+_NAME = b"dltensor"  # of a capsule that no library has taken over
 _BFLOAT16, _BOOL = (4, 16), (6, 8)  # code and bits
 _BFLOAT16_ELEMENTS: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5}
@@ -57,7 +57,7 @@ _pointer = _python(ctypes.c_void_p, "PyCapsule_GetPointer", ctypes.py_object, ct
 
 
 class TensorInfo(NamedTuple):
-    """What a capsule says: address of the first element, (kind, number) of the device, shape, dtype.
+    """The content of a capsule: address of the first element, (kind, number) of the device, shape, dtype.
 
     contiguous: whether the elements lie side by side, in row-major order.
     """
@@ -70,7 +70,7 @@ class TensorInfo(NamedTuple):
 
 
 def read(capsule: object) -> TensorInfo:
-    """What lies where; it stays there as long as the capsule is held, which is not taken over.
+    """Read a capsule, without taking it over. The memory stays valid as long as the capsule is held.
 
     Raises:
         TypeError: it is no capsule of DLPack's version 0, or has elements that NumPy does not know.
@@ -108,7 +108,7 @@ def _dtype(found: _Type) -> np.dtype[Any]:
     return dtype
 
 
-_exported: dict[int, tuple[_Managed, object]] = {}  # what was handed out, by address: the structure, and what it keeps
+_exported: dict[int, tuple[_Managed, object]] = {}  # tensors handed out, by address: the structure, and its memory
 
 
 def _discard(address: int) -> None:
@@ -119,9 +119,9 @@ _release = _Deleter(_discard)  # as C calls it, from any thread
 
 
 class Export:
-    """An array on a GPU as one library is to see it, once. What was on its stream must be over.
+    """An array on a GPU as one library is to see it, once. The work on its stream must be over.
 
-    A capsule that nobody takes over would keep the array forever: `close` lets go of it.
+    A capsule that no library takes over would keep the array forever: `close` lets go of it.
     """
 
     def __init__(self, array: DeviceArray, device: tuple[int, int] | None = None) -> None:
@@ -159,7 +159,7 @@ def _type(dtype: np.dtype[Any]) -> _Type:
 
 
 def hand_over(array: DeviceArray, take: Callable[[Any], Any]) -> Any:
-    """What a library's `from_dlpack` makes of an array, whose memory it then keeps."""
+    """Return the array that a library's `from_dlpack` makes of an array. It keeps the memory."""
     export = Export(array)
     try:
         return take(export)

@@ -37,7 +37,7 @@ class Cuda(Protocol):
     def copy(self, device: int, target: int, source: int, nbytes: int, stream: int) -> None:
         """Between any memories of device and host, after what is on the stream.
 
-        Ordinary memory of the host has been read when this returns; what is pinned has not.
+        Ordinary memory of the host has been read when this returns; pinned memory has not.
         """
 
     def create_stream(self, device: int) -> int:
@@ -58,7 +58,7 @@ class Cuda(Protocol):
         """The event is over when all work that is on the stream now is done."""
 
     def wait_event(self, device: int, event: int, stream: int) -> None:
-        """What is put on the stream from here on begins when the event is over, as it was recorded last until now."""
+        """Make later work on the stream wait for the event, as it was recorded last until now."""
 
     def is_event_done(self, event: int) -> bool:
         """Whether it is, without waiting."""
@@ -72,7 +72,7 @@ _cuda: Cuda | None = None
 
 
 def get_cuda() -> Cuda:
-    """What this process speaks to GPUs by.
+    """The interface through which this process uses GPUs.
 
     Raises:
         CudaError: there is no driver, or the bindings are not installed.

@@ -86,7 +86,7 @@ def to_torch(array: DeviceArray | NDArray[Any], device: int) -> Any:
 def from_dlpack(value: Any) -> DeviceArray:
     """One that looks into an array of any library that speaks DLPack, once it is written.
 
-    It is asked for on the default stream, which waits for whatever still writes it; nobody waits for that here.
+    The array is asked for on the default stream, which waits for work that still writes it. No thread waits here.
     """
     capsule = value.__dlpack__(stream=LEGACY_STREAM)
     seen = dlpack.read(capsule)
@@ -101,7 +101,7 @@ def from_dlpack(value: Any) -> DeviceArray:
 def to_jax(array: DeviceArray | NDArray[Any], device: int) -> Any:
     """A JAX array on that device, in memory of JAX's own, written when this returns.
 
-    JAX launches what reads an array on streams that nobody else knows, and may let go of it before that is over: by
+    JAX launches reads of an array on streams of its own, and may let go of it before that is over: by
     then memory that is shared might hold another result. It reads nothing that does not begin at a multiple of 16
     bytes: such a leaf of a nest passes by the host. 64-bit types become 32-bit ones unless JAX has x64 enabled.
     """
@@ -116,7 +116,7 @@ def to_jax(array: DeviceArray | NDArray[Any], device: int) -> Any:
 def to_dlpack(take: Callable[[Any], Any] | None) -> Callable[[DeviceArray | NDArray[Any], int], Any]:
     """How results become arrays of a library that is known by its `from_dlpack` alone; as they are where it has none.
 
-    What comes from the host stays there.
+    Arrays on the host stay there.
     """
 
     def made(array: DeviceArray | NDArray[Any], _: int) -> Any:

@@ -16,12 +16,12 @@ from collections import deque
 
 from collectived.gpu.driver import Cuda, CudaError
 
-_LOCK_TIMEOUT = 0.05  # seconds; who follows holds up whoever listens to its worker
+_LOCK_TIMEOUT = 0.05  # seconds; while a thread waits for the lock it does not read from its worker
 _PER_THREAD_STREAM = 2  # the driver's handle of a stream that is another one in every thread
 
 
 class Mapping:
-    """Memory at `address`, mapped as long as somebody holds this."""
+    """Memory at `address`, mapped as long as this object lives."""
 
     __slots__ = ("__weakref__", "address")
 
@@ -62,7 +62,7 @@ class Mappings:
         return mapping
 
     def wait_event(self, event: int, stream: int) -> bool:
-        """Makes a stream wait for an event of a worker. False: not now, for whoever unmaps memory waits for the device.
+        """Makes a stream wait for an event of a worker. False: not now, because another thread unmaps memory.
 
         Raises:
             CudaError: the driver refuses.
@@ -75,9 +75,7 @@ class Mappings:
             behind = self._wait_events.get(named)
             if behind is None:
                 behind = self._wait_events[named] = self._acquire_event()
-            self._cuda.record_event(
-                self._device, behind, stream
-            )  # what it stood behind before comes earlier on the stream
+            self._cuda.record_event(self._device, behind, stream)  # work before it comes earlier on the stream
             return True
         finally:
             self._lock.release()
@@ -91,20 +89,20 @@ class Mappings:
         return self._cuda.create_event(self._device)[0]
 
     def _discard(self, address: int, size: int) -> None:
-        """Called by the collector, in any thread and at any time: the next who maps memory unmaps it.
+        """Called by the collector, in any thread and at any time: the next call that maps memory unmaps it.
 
-        Nobody will where all sessions are closed.
+        Where all sessions are closed no such call comes, and it is unmapped at once.
         """
         self._pending_unmaps.append((address, size))
         if not self._sessions:
             self.unmap_unused()
 
     def unmap_unused(self) -> None:
-        """Unmaps what nobody holds any more, if that can be now. Never waits for a worker."""
+        """Unmap memory that is no longer held, if that is possible now. Never waits for a worker."""
         if os.getpid() != self._process or not self._lock.acquire(blocking=False):
             return
         try:
-            with contextlib.suppress(CudaError):  # which matters to nobody any more
+            with contextlib.suppress(CudaError):  # which does not matter any more
                 for named, event in list(self._wait_events.items()):
                     if self._is_event_done(event):
                         del self._wait_events[named]
@@ -115,7 +113,7 @@ class Mappings:
             self._lock.release()
 
     def _is_event_done(self, event: int) -> bool:
-        """Not where the device has failed: then nobody knows what it still reads."""
+        """Whether the event is over. False where the device has failed, because it may still read."""
         try:
             return self._cuda.is_event_done(event)
         except CudaError:

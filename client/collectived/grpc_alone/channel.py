@@ -40,7 +40,7 @@ _NEGLIGIBLE = 0.02  # seconds between the caller's call and the worker's clock o
 
 
 class _FollowersOnly(LeaderFollower):
-    """Somebody else always reads: callers only follow."""
+    """For a channel whose reader is never a caller: callers only follow."""
 
     def __init__(self, mutex: threading.Lock) -> None:
         super().__init__(mutex)
@@ -55,7 +55,7 @@ class GrpcChannel(RankChannel):
         worker: its name, for people.
     """
 
-    _cutoff_ack_timeout = 0.0  # there is no time left, and no need: nobody reads our memory
+    _cutoff_ack_timeout = 0.0  # there is no time left, and no need: the worker does not read this process's memory
 
     def __init__(self, rpc: WorkerClient, session: bytes, group: GroupInfo, rank: int, worker: str) -> None:
         super().__init__(group, rank, worker)
@@ -172,7 +172,7 @@ class GrpcChannel(RankChannel):
         elif call.complete or (ours.code is Code.UNIMPLEMENTED and self._handle_refusal(call, ours)):
             pass  # its number is free again: no rank can do this, so that none is a step ahead
         elif ours.code in (Code.UNIMPLEMENTED, Code.RESOURCE_EXHAUSTED, Code.DEADLINE_EXCEEDED):
-            # Nobody else knows of this call, and what is numbered after it has no turn.
+            # No other process knows of this call, so calls with later numbers never get their turn.
             return self.rank_state.make_verdict(classify_failure(ours)[0], f"{call.prepared.op}: {ours}", call)
         elif ours.code is Code.INVALID_ARGUMENT:
             text = f"{call.prepared.op}: {self._worker} refuses what it had prepared itself: {ours}"
@@ -214,7 +214,7 @@ class GrpcChannel(RankChannel):
     def _mark_lost(self, why: str, advice: str = CONNECT_AGAIN) -> None:
         standing, first = self.rank_state, not self._is_lost
         super()._mark_lost(why, advice)
-        if first:  # where the worker lives, it tells the others that this rank is gone
+        if first:  # where the worker lives, it reports to the others that this rank is gone
             self._latest_abort = self._rpc.abort(self._session, standing.group.key, standing.rank, why)
 
     def _check_cutoff(self, call: Call) -> None:
@@ -243,10 +243,10 @@ class GrpcChannel(RankChannel):
         return False  # no call is launched here before it has ended
 
     def poll(self) -> None:
-        """What has come has been taken in already."""
+        """Nothing to do: replies are taken in as they come."""
 
     def _end_generation(self, verdict: Verdict, within: float) -> None:
-        # What is in flight was copied when it was submitted: nobody reads the caller's memory.
+        # Calls in flight were copied when they were submitted: the caller's memory is not read.
         standing = self.rank_state
         with self.mutex:
             over = standing.is_over
@@ -258,7 +258,7 @@ class GrpcChannel(RankChannel):
             if not self._is_lost and standing.claim_abort():
                 reason, cause = verdict.message[:MAX_REASON_LENGTH], verdict.cause
                 aborted = self._rpc.abort(self._session, standing.group.key, standing.rank, reason, cause)
-                self._latest_abort = aborted  # before anybody wakes up and leaves
+                self._latest_abort = aborted  # before any thread wakes up and leaves
             self._give_up_all(verdict)
         self.callbacks.dispatch()
         if aborted is not None:
@@ -266,7 +266,7 @@ class GrpcChannel(RankChannel):
 
     def _hear_last_verdict(self) -> None:
         standing = self.rank_state
-        if self._latest_abort is not None:  # it must not be overtaken: the others would hear that this rank has left
+        if self._latest_abort is not None:  # it must not be overtaken: the others would see that this rank has left
             self._latest_abort.wait(_LEAVE_TIMEOUT)
         within = _LEAVE_OVER_TIMEOUT if standing.is_over and standing.cancel_verdict is None else _LEAVE_TIMEOUT
         with contextlib.suppress(CollectiveError):  # it is gone, and the group is left all the same

@@ -77,7 +77,7 @@ class Heap:
         """Nothing of it is the worker's."""
 
     def retire(self, staging: HeapStaging | None, arrays: Sequence[Array]) -> None:
-        """What is still being sent is held by who sends it."""
+        """Nothing to do: the sender keeps the arrays that it still sends."""
 
     def release_retired(self, retired: object) -> None:
         pass

@@ -36,7 +36,7 @@ class Submission:
 
     Args:
         start: begins it with these requests.
-        heard: takes a reply. ended: is called once, after the last, with what was wrong or None.
+        heard: takes a reply. ended: is called once, after the last, with the error or None.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Submission:
             self._on_end(error)
 
     def _run(self) -> None:
-        """Whatever happens in this thread, its end is told."""
+        """Run the RPC. `ended` is called at its end, also after an error in this thread."""
         last: Exception | None = None
         try:
             self._exchange()

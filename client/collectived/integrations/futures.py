@@ -28,8 +28,10 @@ _settling = threading.local()  # `.depth` > 0: this thread calls what hangs on f
 
 
 def make_future(tensors: Any = ()) -> Future:
-    """A future of tensors. Where some lie on GPUs, streams wait for its value: whoever waits for the future, and what
-    hangs on it, does so on streams of its own, behind what stood on those of the thread that gave it.
+    """A future of tensors. Where some lie on GPUs, streams wait for its value.
+
+    A thread that waits for the future, and a callback of it, has streams of its own. They wait for the work on the
+    streams of the thread that set the value.
 
     Args:
         tensors: a tensor, or lists of such, one within the other.
@@ -87,10 +89,10 @@ def _copy_error(error: Any) -> Any:
 
 
 def queue_after_backward(future: Future, wait: Callable[[], object]) -> None:
-    """Call `wait` where Ctrl-C is heard, before the reducer would wait, and raise what is wrong once it is through.
+    """Call `wait` where Ctrl-C can interrupt it, before the reducer would wait, and raise its error afterwards.
 
     Callbacks run at the end of a backward pass in the order in which they were queued; the reducer queues its own after
-    the last bucket, hence the second step. Outside of a backward pass nothing is queued: whoever asked has the future.
+    the last bucket, hence the second step. Outside of a backward pass nothing is queued: the caller has the future.
     """
     engine = torch.autograd.Variable._execution_engine
 

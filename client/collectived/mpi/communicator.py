@@ -40,7 +40,7 @@ class _Plan(NamedTuple):
     finish: Finish | None = None
 
     def run(self, status: Status | None = None) -> None:
-        if status is not None:  # only a work knows who has sent
+        if status is not None:  # only a work knows the sender
             self.start().Wait(status)
             return
         result = self.call() if self.out is None else self.call(out=self.out)
@@ -357,7 +357,7 @@ COMM_NULL = Comm()
 
 
 def _put_into(blocks: Blocks) -> Finish:
-    """What writes a joined result into blocks that do not lie one behind the other."""
+    """Return a function that writes a joined result into blocks that do not lie one behind the other."""
 
     def put(joined: Array, _: Status) -> None:
         if len(joined) != sum(blocks.counts):

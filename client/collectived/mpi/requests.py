@@ -1,4 +1,4 @@
-"""Request: a call of MPI that is in flight; Status: from whom a message came, and how long it was."""
+"""Request: a call of MPI that is in flight; Status: the sender of a message, and its length."""
 
 from __future__ import annotations
 

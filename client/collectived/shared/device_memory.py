@@ -25,7 +25,7 @@ from collectived_proto.ipc.free_list import FreeList
 
 
 def _is_event_done(cuda: Cuda, event: int) -> bool:
-    """Not where the device has failed: then nobody knows what it still reads."""
+    """Whether the event is over. False where the device has failed, because it may still read."""
     try:
         return cuda.is_event_done(event)
     except CudaError:
@@ -44,7 +44,7 @@ class DeviceStaging:
         self.views = [memory.array(slot, offset, shape, dtype) for offset, dtype, shape in places]
 
     def fill(self, arrays: Sequence[Any]) -> None:
-        """Puts copies there on the streams of the leaves; what lies on the host has been read when this returns.
+        """Put copies there on the streams of the leaves. Leaves on the host have been read when this returns.
 
         No stream is waited for: it may wait itself for a collective that has not ended, and perhaps never will. So what
         lies on the host, which may be pinned, is copied to where the driver reads it at once.
@@ -104,7 +104,7 @@ class DeviceMemory(SharedMemory):
         return InputArena(number, mapping, mapping.address, FreeList(size))
 
     def array(self, slot: InputSlot, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> DeviceArray:
-        """What lies at an offset of a slot, which it keeps."""
+        """The array at an offset of a slot, which it keeps."""
         address = slot.arena.base + slot.offset + offset
         array = DeviceArray(self.cuda, self.device, address, shape, dtype, slot)
         array.origin = self
@@ -116,7 +116,7 @@ class DeviceMemory(SharedMemory):
         return self.array(self._allocate(size), 0, shape, dtype)
 
     def locate(self, array: Any) -> ArenaAddress | None:
-        """(arena, byte offset) of an array that lies there, whoever made it of one of ours; else None."""
+        """(arena, byte offset) of an array in this memory, also if another library made it; None elsewhere."""
         if not isinstance(array, DeviceArray) or array.address % array.dtype.itemsize:
             return None
         return self._find(array.address, array.nbytes)
@@ -170,7 +170,7 @@ class DeviceMemory(SharedMemory):
         with self._stream_lock:
             events = self._free_events + [event for event, _, _ in self._busy_slots]
             stream, self._busy_slots, self._free_events, self._copy_stream = self._copy_stream, [], [], 0
-        with contextlib.suppress(CudaError):  # which matters to nobody any more
+        with contextlib.suppress(CudaError):  # which does not matter any more
             for event in events:
                 self.cuda.destroy_event(event)
             if stream:

@@ -1,6 +1,6 @@
 """The client's end of a doorbell: submissions go out, completions come in.
 
-There is no reader thread: what nobody waits for stays in the socket until somebody does, or submits again.
+There is no reader thread: messages stay in the socket until a thread waits for a call, or submits one.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Doorbell(RankChannel):
                 self._register(call)
                 message = self._encode_submit(call, event, deadline, addresses)
                 sent = not preceding and seqpacket.send(self._socket, message, 0.0)
-            if not sent:  # the worker is behind, or gone: others may hear of what is in flight meanwhile
+            if not sent:  # the worker is behind, or gone: other threads may read messages meanwhile
                 sent = all(self._send(one, call) for one in (*preceding, message))
         if not sent:
             self.poll()  # a worker that has ended in order has said why before
@@ -130,7 +130,7 @@ class Doorbell(RankChannel):
     def _record_input_event(self, call: Call) -> tuple[int, tuple[bytes, ...]]:
         """The number of its event, of which as many serve in turn as there may be calls in flight.
 
-        Returns too what the worker has to be told before.
+        Returns too the messages that the worker must get before.
 
         Raises:
             UnavailableError: the driver refuses; the call has taken no number.
@@ -198,7 +198,7 @@ class Doorbell(RankChannel):
         """Reads what has come, without waiting."""
         try:
             self._leader_follower.lead(self._read_all)
-        except KeyboardInterrupt:  # what was being read may be lost
+        except KeyboardInterrupt:  # the message being read may be lost
             self.on_interrupt()
             raise
 
@@ -250,7 +250,7 @@ class Doorbell(RankChannel):
         """Read a message and take it in; where this process cannot, that is the end of the generation."""
         try:
             failure = self._receive()
-        except KeyboardInterrupt:  # who waits ends the generation
+        except KeyboardInterrupt:  # the waiting thread ends the generation
             raise
         except BaseException as error:
             self._on_own_failure(error)
@@ -285,7 +285,7 @@ class Doorbell(RankChannel):
 
     def _mark_lost(self, why: str, advice: str = CONNECT_AGAIN) -> None:
         super()._mark_lost(why, advice)
-        with contextlib.suppress(OSError):  # where the worker lives, it tells the others that this rank is gone
+        with contextlib.suppress(OSError):  # where the worker lives, it reports to the others that this rank is gone
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _request_cancel(self, call: Call) -> None:
@@ -356,7 +356,7 @@ class Doorbell(RankChannel):
             self._in_flight.results.clear()
             for events in (self._events, self._worker_events):
                 while events:
-                    with contextlib.suppress(CudaError):  # which matters to nobody any more
+                    with contextlib.suppress(CudaError):  # which does not matter any more
                         get_cuda().destroy_event(events.popitem()[1])
         self.callbacks.dispatch()
 

@@ -43,9 +43,9 @@ class InFlightCalls:
     Attributes:
         calls: by instance.
         pending_pings: of the PINGs that have not been answered, in order.
-        never: what is never there, for threads that wait for any news.
+        never: a target that never comes, for threads that wait for any news.
         on_segment: takes over the descriptor that came with a message about segments.
-        inputs_released: heard where no memory is in use of which the worker has said that it will say so.
+        inputs_released: called when memory is free whose release the worker had promised to announce.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class InFlightCalls:
         call.attach_result(slot)
 
     def _find_gap(self, call: Call) -> Verdict | None:
-        """What a call ends with of which a pack has not been taken in: this process could not, and has said so."""
+        """Return the verdict that ends a call of which this process failed to take in a pack."""
         prepared = call.prepared
         if not prepared.receives or prepared.accepts_any or len(call.completed_packs) >= prepared.pack_count:
             return None
@@ -218,7 +218,7 @@ class InFlightCalls:
         self._callbacks.on_call_ended(call)
         del self.calls[call.instance]  # not before: what failed until here still has to end
         self._leader_follower.wake(call)
-        if self.pending_pings and not self.calls:  # who awaits that nothing is in flight any more need not wait longer
+        if self.pending_pings and not self.calls:  # threads that wait for an empty flight list need not wait longer
             for echo in self.pending_pings:
                 if echo.verdict is not None:
                     echo.received = True

@@ -31,7 +31,7 @@ _MAX_REFUSED = 1024  # allocations that are remembered as not to be opened
 
 
 class IpcExport:
-    """An allocation that the worker has open as an arena; given back when collected: so whoever reads it holds this."""
+    """An allocation that the worker has open as an arena. Readers keep this object: its end gives the arena back."""
 
     __slots__ = ("_released", "allocation", "number", "used")
 
@@ -98,7 +98,7 @@ class IpcExports:
         return loan
 
     def _check_freed(self) -> None:
-        """Looks for what has been freed, unless somebody waits for the worker just now."""
+        """Look for freed allocations, unless a thread waits for the worker just now."""
         if self._exports and self._lock.acquire(blocking=False):
             try:
                 self._discard_freed()
@@ -139,7 +139,7 @@ class IpcExports:
             answer = self._session_socket.export_allocation(
                 messages.IpcOpen(self._index, allocation.buffer_id, handle), limit
             )
-        except UnavailableError as error:  # what is lost shows without us; a late answer is given back
+        except UnavailableError as error:  # a lost worker shows elsewhere; a late answer is given back
             log.debug("memory is copied for collectives for %g s, not lent: %s", _RETRY_DELAY, error)
             self._retry_at = monotonic() + _RETRY_DELAY
             return None

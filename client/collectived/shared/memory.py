@@ -104,13 +104,13 @@ class SessionSocket:
         self.socket = sock
         self._worker = worker
         self._buffer = bytearray(messages.MAX_MESSAGE)
-        self._cancel_reason = ""  # why nobody waits any more
+        self._cancel_reason = ""  # why threads wait no longer
 
     def request_arena(self, size: int, limit: Timeout) -> shared.Arena:
         """An arena of at least `size` bytes, mapped.
 
         Raises:
-            UnavailableError: no answer within the limit; one that comes later serves the next who asks.
+            UnavailableError: no answer within the limit; one that comes later serves the next caller.
             CollectiveError: as the worker refused it, or because it is lost.
         """
         number, size, descriptor = self._request_arena(
@@ -138,7 +138,7 @@ class SessionSocket:
         )
 
     def export_allocation(self, lent: messages.IpcOpen, limit: Timeout) -> messages.IpcOpenResult:
-        """Has the worker open memory of this process's own; what has become of it.
+        """Have the worker open memory of this process, and return the outcome.
 
         Raises:
             UnavailableError, CollectiveError: as `_request_arena`.
@@ -165,7 +165,7 @@ class SessionSocket:
             raise UnavailableError(f"{self._worker} is lost: it does not take messages any more; connect again")
 
     def _release_stale_reply(self, answer: _ArenaGrant | messages.IpcOpenResult) -> None:
-        """Release what somebody had asked for who has given up."""
+        """Release the memory in a reply for a caller that has given up."""
         if isinstance(answer, messages.IpcOpenResult):
             if answer.number:
                 self.release_arena(answer.number)
@@ -240,7 +240,7 @@ class SessionSocket:
         seqpacket.send(self.socket, messages.encode_arena(messages.MessageType.ARENA_DROP, number, 0), 0.0)
 
     def cancel(self, why: str) -> None:
-        """The session is being closed: who waits for an answer gets a CancelledError."""
+        """End all waits with CancelledError, because the session is being closed."""
         self._cancel_reason = why
 
     def close(self) -> None:
@@ -310,7 +310,7 @@ class SharedMemory:
         return retired
 
     def release_retired(self, retired: object) -> None:
-        """The worker does not: their slots are free when nobody else holds them."""
+        """Let go of retired arrays. Their slots are free when no other object holds them."""
         self._retired.pop(id(retired), None)
 
     def evict(self, prepared: Stageable) -> None:
@@ -387,7 +387,7 @@ class SharedMemory:
         arenas = self._arenas_by_address[1]
         self._set_arenas([arena for arena in arenas if not arena.free_list.is_unused])
         for arena in arenas:
-            if arena.free_list.is_unused:  # no longer found: nobody takes a slot of what the worker forgets
+            if arena.free_list.is_unused:  # no longer found, so no thread takes a slot of it
                 self.session_socket.release_arena(arena.number)
 
     def _set_arenas(self, arenas: list[InputArena]) -> None:

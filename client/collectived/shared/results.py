@@ -1,4 +1,4 @@
-"""Results: slots of the worker's result arenas, mapped read-only here, and released when nobody looks into them.
+"""Results: slots of the worker's result arenas, mapped read-only here, and released when no array looks into them.
 
 All local ranks of a group see the same slot. A rank holds at most a quarter of an arena as views; beyond that it gets
 copies, so that a caller who collects results cannot starve the group.
@@ -31,7 +31,7 @@ class ResultArena:
     number: int
     memory: mmap.mmap
     size: int
-    view_bytes: int = 0  # bytes that views of ours keep
+    view_bytes: int = 0  # bytes that views of this library keep
     views: dict[tuple[int, int], list[Array]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)  # over `view_bytes`
 
@@ -106,7 +106,10 @@ class MappedResults:
         return MappedResult(done.slot, arena, done.offset, self._released)
 
     def pop_released(self) -> tuple[int, ...]:
-        """Slots and events that have become free since this was asked last; the worker must be told."""
+        """Return the slots and events that have become free since the last call.
+
+        The caller must report them to the worker.
+        """
         if not self._released:
             return ()
         numbers: list[int] = []
@@ -119,7 +122,7 @@ class MappedResults:
         return tuple(numbers)
 
     def release_event(self, event: int) -> None:
-        """Nobody will wait for this event of the worker any more; released with the slots."""
+        """Release an event of the worker for which no thread will wait; it is reported with the slots."""
         self._released.append((event, None, 0))
 
     def clear(self) -> None:

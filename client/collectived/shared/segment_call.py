@@ -29,7 +29,7 @@ STOP_NANOSECONDS = 50_000_000  # in which the core lets go of memory after the e
 
 
 class LetterForm(NamedTuple):
-    """What a letter carries, as `Variant` says it of a collective. `is_single`: one array by itself."""
+    """The content of a letter, as `Variant` describes that of a collective. `is_single`: one array by itself."""
 
     schedule: Schedule
     collective: Collective
@@ -92,7 +92,7 @@ class SegmentCall(Call):
 
     @property
     def form(self) -> Form | None:
-        """What it has brought, or has put in."""
+        """The form of its result, or of its input."""
         return self._variant
 
     def attach_result(self, slot: ResultBuffer) -> None:
@@ -103,10 +103,10 @@ class SegmentCall(Call):
         self._told.attach_result(slot)
 
     def describe(self, job: core.Job) -> None:
-        """Go on with what others have told of lengths or structure.
+        """Go on with the lengths or structure that others have published.
 
         Raises:
-            ValueError: that is nothing that an honest rank tells.
+            ValueError: no honest rank publishes that.
         """
         program = self.prepared.segment_program
         assert isinstance(program, SegmentProgram)
@@ -129,7 +129,7 @@ class SegmentCall(Call):
     def _keep_apart(self, variant: Form) -> None:
         """Make those results anew that would be written over inputs while these are still read.
 
-        Inputs stay where they are: other ranks may have been told where they lie.
+        Inputs stay where they are: other ranks may know their addresses.
         """
         spans = Spans(dict(zip(variant.schedule.inputs, self._inputs, strict=True)))
         for leaf in variant.schedule.outputs:
@@ -176,7 +176,7 @@ class SegmentCall(Call):
 
     @property
     def is_running(self) -> bool:
-        """Whether the other ranks, or what they have told, are still waited for."""
+        """Whether it still waits for the other ranks, or has to be described by what they published."""
         job = self.job
         return job is not None and job.state() in (core.PENDING, core.DESCRIBE)
 

@@ -1,9 +1,9 @@
 """A rank whose collectives the ranks of its host carry out by themselves, in a segment of shared memory.
 
 The segment alone says whether an instance is complete. The doorbell beside it carries what is rare: an abort, the words
-of a verdict, a send or receive that has waited for a while, so that the worker tells of it and watches its deadline.
-Where the segment says that nothing completes any more, this rank asks its worker for the verdict that all ranks are
-given.
+of a verdict, a send or receive that has waited for a while, so that the worker reports it and watches its deadline.
+Where the segment says that nothing completes any more, this rank asks its worker for the verdict, which is the same for
+all ranks.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class SegmentChannel(Doorbell):
             job = engine.submit(plan, inputs, outputs, nanoseconds, program.blob, program.may_describe, asked)
         else:
             started = engine.run(plan, inputs, outputs, nanoseconds, program.blob, asked)
-            if started is None:  # nobody else knows of it
+            if started is None:  # the call has ended, and no other thread knows of it
                 self.rank_state.next_instance = engine.next_instance()
                 call.waiting = engine.waiting()
                 call.end()
@@ -198,7 +198,7 @@ class SegmentChannel(Doorbell):
         self._end_letter(call, self.rank_state.make_withdrawal(call, code), told)
 
     def _end_letter(self, call: LetterCall, verdict: Verdict | None, told: bytes) -> None:
-        """End a send or receive, and tell the worker where that knows that it waits."""
+        """End a send or receive, and send that to the worker if it knows that the call waits."""
         with self.mutex:
             ended, job = not call.complete, call.job
             if job is not None and verdict is None:
@@ -241,7 +241,7 @@ class SegmentChannel(Doorbell):
             self._look_after(call, job, engine)
 
     def _look_after(self, call: LetterCall, job: core.Job, engine: core.Engine) -> None:
-        """Have a send or receive told of, and go on, whoever waits for it."""
+        """Announce a send or receive to the worker, and go on with it even if no thread waits for it."""
         state = job.state()
         if state in (core.COMPLETE, core.DESCRIBE, core.EXPIRED):
             self._on_state(call, job, state)
@@ -356,7 +356,7 @@ class SegmentChannel(Doorbell):
                 self._on_state(call, job, state)
 
     def _collect(self, engine: core.Engine, nanoseconds: int) -> None:
-        """Go on with what is done, or needs to be described, though nobody waits for it."""
+        """Go on with calls that are done, or need to be described, though no thread waits for them."""
         for job in engine.collect(nanoseconds):
             letter = self._posted.get(job)
             call = self._calls.get(job.instance()) if letter is None else letter
@@ -371,7 +371,7 @@ class SegmentChannel(Doorbell):
                 self._announcements.announce(letter)  # the worker says why
 
     def _describe(self, call: SegmentCall, job: core.Job) -> None:
-        """Go on with a call whose lengths or structure the other ranks have told."""
+        """Go on with a call whose lengths or structure the other ranks have published."""
         with self._describing:
             if job.state() != core.DESCRIBE:  # another thread was quicker
                 return
@@ -387,7 +387,7 @@ class SegmentChannel(Doorbell):
         self.abort(f"rank {self.rank_state.rank} cannot take what comes: {error or 'out of memory'}")
 
     def _hear(self, call: SegmentCall) -> None:
-        """What has come, the worker says over the doorbell."""
+        """Wait for the worker's doorbell message about a call whose value has come."""
         raise InternalError(f"{call.prepared.op} has been carried out by {self._worker}, which has no part in it")
 
     def _find_running(self) -> core.Engine | None:
@@ -437,7 +437,7 @@ class SegmentChannel(Doorbell):
             # Nothing completes any more in the segment, either: what the caller gets back must not be written to.
             engine.abort(core.WORKER, core.WORKER_SEAT)
             self._await_jobs()
-            self.poll()  # what had completed by then has done so for all ranks
+            self.poll()  # calls that had completed by then have done so for all ranks
         super()._on_silence(why)
 
     def _end_generation(self, verdict: Verdict, within: float) -> None:

@@ -1,4 +1,4 @@
-"""The thread that goes on with asynchronous calls of a segment that need it, though nobody waits for them."""
+"""The thread that goes on with asynchronous calls of a segment that need it, while no caller waits for them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class SegmentEngines:
 
     Attributes:
         seat: this rank's, in the latest of them.
-        local: those ranks, in groups that have others, too, to whom the worker takes what meets here; else None.
+        local: those ranks, in groups that have others, too, with which the worker exchanges values; else None.
         is_declined: whether the worker has said that the ranks do not meet in a segment.
     """
 
@@ -73,7 +73,7 @@ class SegmentEngines:
                 os.close(descriptor)
 
     def rouse(self) -> None:
-        """Have whoever waits in them look up: there is something to see that did not come from the worker."""
+        """Wake the threads that wait in the engines: there is news that did not come from the worker."""
         for engine in self._engines.values():
             engine.rouse()
 
@@ -99,5 +99,5 @@ class SegmentEngines:
             self._knocker = -1
 
     def forget(self) -> None:
-        """In a forked child: they belong to the parent, and the core lets nobody touch them here."""
+        """In a forked child: they belong to the parent, and the core lets no other process touch them."""
         self._engines.clear()

@@ -67,7 +67,7 @@ class LetterProgram:
 class LetterCall(SegmentCall):
     """
     Attributes:
-        is_announced: whether the worker has been told that it waits.
+        is_announced: whether the worker knows that it waits.
         is_cancelled: whether its caller has taken it back, if nothing had come for it by then.
         began: when it was seen first that it does.
     """
@@ -145,7 +145,7 @@ class LetterCall(SegmentCall):
 
 
 class Announcements:
-    """Tells a worker which sends and receives of a rank wait, so that it tells of them and watches their deadlines.
+    """Announces to a worker which sends and receives of a rank wait. The worker watches their deadlines.
 
     Args:
         mutex: the lock of the rank's channel.
@@ -156,7 +156,7 @@ class Announcements:
         self._mutex = mutex
         self._send = send
         self._young: deque[LetterCall] = deque()  # asynchronous ones that have not waited for long
-        self._rests = False  # whether nobody will look at those soon
+        self._rests = False  # whether no thread will look at those soon
 
     def add(self, call: LetterCall) -> bool:
         """An asynchronous call does not end at once; whether `announce_old` has to be called in time."""
@@ -207,7 +207,7 @@ def _make_form(collective: Collective, *, sends: bool) -> LetterForm:
 
 
 def _describe(collective: Collective) -> tuple[bytes, tuple[Array, ...]]:
-    """What a receiver has to know of a value: the blob, and an array before all others where it is too long for one."""
+    """The description of a value for its receiver: a blob, or an array before all others where it is too long."""
     from collectived_proto import codec  # late, for it brings protobuf, and `import collectived` is to be quick
 
     described = codec.collective_to_proto(replace(collective, operation=_NEUTRAL, site="")).SerializeToString()

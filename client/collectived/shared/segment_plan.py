@@ -1,7 +1,7 @@
 """How the ranks of one host carry out a collective by themselves: what each puts in, and what it gets. Pure.
 
 It follows from the contract alone, so that all ranks do the same. Where lengths or structure may differ, it follows
-from what the ranks have told each other in their *blobs* too: of a gather or an uneven all-to-all the *rows* of each
+from the *blobs* of the ranks too: of a gather or an uneven all-to-all the *rows* of each
 rank, of a broadcast or scatter what its root is about to send.
 """
 

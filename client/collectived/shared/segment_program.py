@@ -1,4 +1,4 @@
-"""A prepared collective as the native core runs it: its plan, and those that follow from what other ranks tell."""
+"""A prepared collective as the native core runs it: its plan, and those that follow from blobs of other ranks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Variant(NamedTuple):
     """One way in which a prepared collective runs: for some lengths, or for what its root sends.
 
     Attributes:
-        blob: what the root has told of that.
+        blob: the root's description of it.
     """
 
     plan: core.Plan
@@ -64,8 +64,8 @@ class SegmentProgram:
 
     Attributes:
         first: the way that is tried first: all ranks have the lengths that this one has.
-        blob: what this rank tells the others.
-        may_describe: whether what the others tell may be other than what is tried first.
+        blob: this rank's description for the others.
+        may_describe: whether the blobs of the others may ask for another way than the first.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class SegmentProgram:
             local: the ranks that meet in the segment, where their worker carries it to other hosts; None: all do.
 
         Raises:
-            ResourceExhaustedError: what this rank has to tell the others is too much.
+            ResourceExhaustedError: the blob of this rank is too large.
         """
         self.engine = engine
         self._prepared = prepared
@@ -102,10 +102,10 @@ class SegmentProgram:
         self.first = self._make_variant(collective, layout, known, None)
 
     def describe(self, blobs: tuple[bytes, ...]) -> Variant:
-        """Return the way that follows from what all ranks have told.
+        """Return the way that follows from the blobs of all ranks.
 
         Raises:
-            ValueError: that is nothing that an honest rank tells.
+            ValueError: no honest rank publishes that.
         """
         if (known := self._variants.get(blobs)) is not None:
             return known
@@ -140,7 +140,7 @@ class SegmentProgram:
         if len(blob) <= core.MAX_BLOB:
             return blob
         if isinstance(operation, Broadcast):
-            return None  # only ranks without a template need it, and they are told that it is missing
+            return None  # only ranks without a template need it, and their error says that it is missing
         raise ResourceExhaustedError(
             f"{operation} of {len(collective.leaves)} arrays takes {len(blob)} bytes to describe to the other ranks, "
             f"and there may be {core.MAX_BLOB}: give fewer, larger arrays"

@@ -25,7 +25,8 @@ def word_end(state: RankState, call: Call, reason: int, culprit: int, worker: st
     """Return the verdict on a call that ended for that reason, as the segment says it and the worker does not.
 
     Args:
-        culprit: who ended it: a rank, for all ranks are of one worker; or the worker, which has the seat after theirs.
+        culprit: the seat that ended it: a rank's, for all ranks are of one worker; or the worker, which has the seat
+            after theirs.
     """
     if reason == core.DEADLINE:
         return state.make_overdue_verdict(call, worker)

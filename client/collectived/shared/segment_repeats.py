@@ -63,7 +63,7 @@ class Repeat:
 
         Args:
             form: of the value or result, as far as it is known. value: as an array of NumPy's, if it is an array;
-            what the core reads of a list. result: where the core puts it: an array, or a list of arrays.
+            the parts of a list that the core reads. result: where the core puts it: an array, or a list of arrays.
         """
         arrays: list[Array] = value if self.spec else [value] if isinstance(value, np.ndarray) else []
         spec = self.spec or (nest.LEAF if arrays else nest.NONE if value is None else nest.ANY)
@@ -98,7 +98,7 @@ class Repeats:
         """Remember a call that has ended well, if it may be run again.
 
         Args:
-            frame: who has called the collective; frames of ours may lie between that and the caller.
+            frame: the one that called the collective; frames of this library may lie between it and the caller's.
         """
         program, own = call.prepared.segment_program, call_site.list_own(frame)
         if not isinstance(call, SegmentCall) or own is None:
@@ -127,7 +127,7 @@ Parts: TypeAlias = "tuple[core.Part, ...]"
 
 
 class _Known(NamedTuple):
-    """What the core has to know of a call.
+    """The data of a call that the core needs.
 
     Attributes:
         terms: kind, peer, tag, plan, whether it takes what comes, and blob.

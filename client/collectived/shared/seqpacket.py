@@ -66,7 +66,7 @@ def receive(sock: socket.socket, buffer: bytearray) -> tuple[bytes, int]:
 def close(sock: socket.socket, buffer: bytearray) -> None:
     """Closes a socket so that the other side still reads all that was sent.
 
-    What lies unread here would make the kernel report a reset there, before the last messages.
+    Unread messages here would make the kernel report a reset there, before the last messages.
     """
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)  # also wakes a thread that waits in it

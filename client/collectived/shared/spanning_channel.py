@@ -1,7 +1,7 @@
 """A rank whose group has ranks of other workers, too: it brings small values to the segment of its host.
 
-All else it submits over its doorbell, in one order with what goes by the segment. The segment only says that nothing
-completes any more: why, and for whom, all ranks hear over their doorbells, as of what they submit there.
+All other calls it submits over its doorbell, in one order with those in the segment. The segment only says that nothing
+completes any more. The verdict, and the calls that it ends, come over the doorbells of all ranks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SpanningChannel(SegmentChannel):
         call.assign_instance(self.rank_state.generation, engine.skip())
 
     def _hear(self, call: SegmentCall) -> None:
-        """Take what has come over the doorbell; another thread may have read it before it was known for whom it is."""
+        """Take a call's messages from the doorbell. Another thread may have read them before their call was known."""
         self.poll()
         if call.complete:
             return

@@ -2,7 +2,7 @@
 
 No signal is involved, which would kill processes that have no handler and interrupt system calls of the caller's. The
 one thread that a session with shared memory has waits in the kernel, costs nothing, and needs the GIL to answer: where
-C code keeps that, the worker hears nothing and says so.
+C code keeps that, the worker gets no answer and says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONNECT_TIMEOUT = 5.0  # seconds; its worker has answered a moment ago
 
 
 class StackAnswers:
-    """Of one session. `token` admits its socket at `path`; without it, or where there is no room, nobody answers."""
+    """Of one session. `token` admits its socket at `path`. Without it, or without room, there are no answers."""
 
     def __init__(self, path: str, token: bytes, worker: str) -> None:
         self._socket: socket.socket | None = None

@@ -25,7 +25,7 @@ _EXIT_TIMEOUT = 10.0  # seconds
 class Daemon:
     """Args:
     arguments: `coordinator …` or `worker …`.
-    secret: the job's, told over standard input.
+    secret: the job's, passed over standard input.
     within: a command that runs another, such as `("ip", "netns", "exec", "a")`.
 
     Attributes:
@@ -48,11 +48,11 @@ class Daemon:
 
     @property
     def log(self) -> str:
-        """What it has said so far."""
+        """The lines that it has written so far."""
         return "".join(self._log_lines)
 
     def wait_ready(self, timeout: float) -> dict[str, Any]:
-        """Waits until it serves; what it announces: its `address`, and more.
+        """Wait until it serves, and return its announcement: its `address`, and more.
 
         Raises:
             UnavailableError: it has ended, or does not serve in time.

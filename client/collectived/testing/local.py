@@ -70,7 +70,7 @@ class LocalJob:
         def watched(group: Group) -> Result:
             try:
                 return body(group)
-            except BaseException as error:  # noted before leaving tells the others, whose failures follow from it
+            except BaseException as error:  # noted before leaving makes the others fail
                 failed[group.rank] = error
                 raise
 
@@ -94,7 +94,7 @@ class LocalJob:
         return results  # type: ignore[return-value]
 
     def environment(self, rank: int, ranks: int, group: str = "world") -> dict[str, str]:
-        """The variables that make a process of yours that rank: what `collectived launch` would set.
+        """The variables that make another process that rank, as `collectived launch` would set them.
 
         Args:
             rank: of the process.
@@ -160,7 +160,7 @@ class LocalJob:
 
     @property
     def log(self) -> str:
-        """What the daemons have said so far."""
+        """The lines that the daemons have written so far."""
         return "".join(daemon.log for daemon in (self._coordinator, *self._daemons))
 
     def _worker_of(self, rank: int, size: int) -> str:
@@ -199,7 +199,7 @@ def local(workers: int = 1, *, timeout: float = _START_TIMEOUT) -> Iterator[Loca
 
 
 def _closing(daemon: Daemon) -> Callable[..., None]:
-    """What ends a daemon with a block, and raises that it had to be killed only where nothing else is raised."""
+    """Return a function that ends a daemon. It raises that the daemon was killed only if no other error is raised."""
 
     def close(_: object, error: BaseException | None, __: object) -> None:
         try:

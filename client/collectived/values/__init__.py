@@ -1,1 +1,1 @@
-"""What a value is, seen without any worker: nests, leaves, sparse values, axes, and where results go."""
+"""The parts of a value, without any worker: nests, leaves, sparse values, axes, and where results go."""

@@ -1,6 +1,6 @@
 """Sums and means of NumPy arrays in this process, rounded where workers round.
 
-An array is *widened* into partial sums; these are added up by whoever calls, each of them like any array, and
+An array is *widened* into partial sums; the caller adds these up, each of them like any array, and they are
 *rounded* to a sum or *averaged*. A partial sum of halves is float32. For a mean, partial sums of integers are exact:
 int64, and two of them for 64-bit ones, of the upper and the lower 32 bits. Sums of integers wrap, as in NumPy.
 """

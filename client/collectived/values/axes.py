@@ -44,7 +44,7 @@ def resolve_axis(operation: AxisOperation, spec: Spec, arrays: Sequence[Array]) 
     """The operation as ranks compare it; of the arrays it is only asked which axes they have.
 
     A negative axis is counted from the front where all arrays agree on what it means, but not of a scatter, for only
-    its root has arrays. What is 0-d and to be gathered is let pass: the worker tells all ranks.
+    its root has arrays. An array of 0 dimensions in a gather is let pass: the worker sends an error to all ranks.
 
     Raises:
         ValueError: an array has no such axis, or not as many rows as `sizes` hands out. The others are not told: this
@@ -66,7 +66,7 @@ def resolve_axis(operation: AxisOperation, spec: Spec, arrays: Sequence[Array]) 
 
 
 def move_axis_first(axis: int, arrays: Sequence[Array]) -> list[Array]:
-    """The arrays with that axis first; what is 0-d stays as it is."""
+    """The arrays with that axis first; arrays of 0 dimensions stay as they are."""
     return [np.moveaxis(array, axis, 0) if axis and array.ndim else array for array in arrays]
 
 

@@ -19,7 +19,7 @@ class ErrorFeedback:
     Give each rank one for its gradients, and let it compensate every value before that is reduced with the same
     `compression`. Values lost in one step then come with a later one, so that small gradients add up instead of being
     rounded away forever. The values that it gives are compressed without another error where a rank is alone on its
-    worker; what workers round of sums of several ranks is not given back.
+    worker; rounding errors of workers in sums of several ranks are not given back.
 
     Args:
         compression: `"bfloat16"`, `"float8"` or `"int8"`.

@@ -1,7 +1,7 @@
 """Leaves: which objects collectives carry, seen as host arrays on the way in and given back as what they were.
 
 A new kind of array is one entry of `_KINDS`, named as its class names itself, so that no library is imported for it.
-What has no name here but speaks DLPack, or has `__cuda_array_interface__`, gets a kind made for its class.
+An array without an entry that speaks DLPack, or has `__cuda_array_interface__`, gets a kind made for its class.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def writable_view(leaf: object) -> Array:
 
 
 class Template(NamedTuple):
-    """What an array in worker memory is to be like; None where the template does not say."""
+    """The properties of an array in worker memory; None where the template leaves them open."""
 
     kind: ArrayKind
     shape: tuple[int, ...] | None
@@ -233,7 +233,7 @@ class Template(NamedTuple):
 
 
 def make_template(like: object, room: Any = None) -> Template:
-    """What `session.empty(like=...)` asks for: an array's kind, shape and dtype, a library's kind, or NumPy's.
+    """Read the template of `session.empty(like=...)`: an array's kind, shape and dtype, a library's kind, or NumPy's.
 
     Args:
         room: memory of a GPU, where the array is to lie there.

@@ -1,6 +1,6 @@
 """Arrays of PyTorch, JAX and whatever speaks DLPack: seen as NumPy arrays, and made from them.
 
-None of these libraries is imported here: whoever holds an array of one has imported it already.
+None of these libraries is imported here: a program that holds an array of one has imported it already.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class SLICES:
         return IndexedSlices(*parts)
 
 
-SLICES.__name__ = IndexedSlices.__name__  # what ranks compare, and people read
+SLICES.__name__ = IndexedSlices.__name__  # the name that ranks compare, and people read
 
 
 def expand_slices(spec: Spec, leaves: Sequence[Any]) -> tuple[Spec, list[Any], tuple[range, ...]]:

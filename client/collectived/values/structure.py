@@ -34,7 +34,7 @@ def parse(text: str) -> Spec:
     """The spec whose `nest.structure` is `text`; dicts by sorted key.
 
     Raises:
-        ValueError: it is none, it is nested too deeply, or a key is no literal and so cannot be told from its text.
+        ValueError: it is none, it is nested too deeply, or a key is no literal and so cannot be read from its text.
     """
     reader = _Reader(text)
     try:

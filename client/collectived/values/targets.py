@@ -13,7 +13,7 @@ from collectived.values.leaves import Array, UnknownLeaf, writable_view
 
 
 class Targets(NamedTuple):
-    """What the caller gave, which is returned, its leaves, and arrays through which they are written."""
+    """The caller's `out`, which is returned, its leaves, and arrays through which they are written."""
 
     whole: object
     spec: nest.Spec

@@ -121,7 +121,7 @@ def bench(**given: Any) -> int:
 
 
 def make_order(given: dict[str, Any]) -> dict[str, Any]:
-    """What the ranks are told, as `collectived.bench` reads it.
+    """Make the order for the ranks, as `collectived.bench` reads it.
 
     Raises:
         click.UsageError: options do not go together.
@@ -164,7 +164,7 @@ def _check_reduce_dtype(op: ReduceOp, dtype: DType) -> None:
     elif op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR) and not dtype.is_integer:
         expected = "integers"
     elif op in (ReduceOp.MIN, ReduceOp.MAX) and dtype.is_complex:
-        expected = "what has an order"
+        expected = "values that have an order"
     else:
         return
     raise click.UsageError(f"--reduce-op {op.value} --dtype {dtype.label}: expected {expected}")

@@ -1,4 +1,4 @@
-"""Who measures: the ranks of a new job, ranks beside the programs of a job that runs, or the one rank that we are."""
+"""The ranks that measure: those of a new job, ranks beside a running job's programs, or this process."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class BenchTarget:
 def choose_target(
     workers: int | None, clients: int | None, worker: str | None, job: str | None, environment: Mapping[str, str]
 ) -> BenchTarget:
-    """The place that is meant: a new job where `workers` are told or nothing runs, else what runs.
+    """Choose where to measure: in a new job where `workers` is given or nothing runs, else in the running job.
 
     Raises:
-        click.UsageError: what is told contradicts itself, or several jobs run.
+        click.UsageError: the arguments contradict each other, or several jobs run.
         click.ClickException: the job does not run or the worker does not answer, exit status 3.
     """
     if (worker is not None) + (job is not None) + (workers is not None) > 1:
@@ -95,7 +95,7 @@ def choose_target(
     if len(running) > 1:
         lines = "\n".join(f"    --job {one.job}  ({one.command})" for one in running)
         raise click.UsageError(
-            f"{len(running)} jobs of yours run on this host; say which, or --workers N for a new one:\n{lines}"
+            f"you have {len(running)} jobs running on this host; say which, or --workers N for a new one:\n{lines}"
         )
     return _running_job_target(Addresses(running[0].coordinator, running[0].workers, 0), running[0].job, clients or 2)
 
@@ -189,7 +189,7 @@ class AttachedClients:
                     finished = finished or isinstance(action, Finish)
 
     def _collect_events(self, loop: Loop) -> list[Event]:
-        """As in a job: who was killed goes before those that ended by themselves, for these may have failed by it."""
+        """As in a job: killed clients come before those that ended by themselves, which may have failed by that."""
         ended = [ClientEnded(rank, self._clients[rank].status or 0) for rank in self._ended_ranks]
         events: list[Event] = [*sorted(ended, key=lambda event: event.status >= 0)]
         self._ended_ranks = []

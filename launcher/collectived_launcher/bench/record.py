@@ -1,4 +1,4 @@
-"""What was heard of a measurement so far, from the events of `collectived.bench`, and the JSON made of it. Pure."""
+"""The state of a measurement, from the events of `collectived.bench`, and the JSON made of it. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _EVENTS = ("begin", "size", "row", "end", "failed")
 
 @dataclass(slots=True)
 class Record:
-    """`conditions`: None before rank 0 has told them. `current`: size in bytes and iterations of what is measured now.
+    """The state of a measurement. `conditions`: None before rank 0 has sent them.
+
+    `current`: size in bytes and iterations of the current measurement.
 
     `sizes`: all that will be measured, in bytes. `failures`: (rank, error, traceback or "", the rank whose failure it
     follows from or None), in the order in which they were reported.

@@ -71,7 +71,7 @@ class Screen(Terminal):
 
 
 def describe_current(record: Record) -> str:
-    """What is being measured: `all_reduce 64 MiB × 130`."""
+    """Describe the current measurement: `all_reduce 64 MiB × 130`."""
     if record.conditions is None:
         return "starting"
     operation = str(record.conditions["operation"])

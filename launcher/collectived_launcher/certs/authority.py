@@ -129,7 +129,7 @@ def _sign(builder: x509.CertificateBuilder, authority: Authority) -> Certificate
 
 
 def _clamp_expiry(authority: Authority, wished: datetime) -> datetime:
-    """Nothing outlives whoever has signed it."""
+    """No certificate is valid for longer than that of the authority that signed it."""
     return min(wished, authority.certificate.not_valid_after_utc)
 
 

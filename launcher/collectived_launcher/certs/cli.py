@@ -63,7 +63,9 @@ def init(folder: Path, days: int, name: str) -> None:
 
     create_authority_folder(folder, create_authority(name, days, datetime.now(UTC)))
     click.echo(f"{folder / CA}: the certificate of the authority, for every host and client")
-    click.echo(f"{folder / AUTHORITY / CA_KEY}: its private key: keep it secret, for its holder can admit anyone")
+    click.echo(
+        f"{folder / AUTHORITY / CA_KEY}: its private key: keep it secret, for its holder can admit any host or person"
+    )
 
 
 @certs.command()

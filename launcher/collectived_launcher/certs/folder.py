@@ -1,8 +1,8 @@
 """The folder of an authority, as its files lie.
 
-ca.crt              the authority's certificate: everybody may have it
-authority/ca.key    its key: whoever has it can let anybody in, so it stays where certificates are made
-NAME/               what one host or person needs: tls.crt, tls.key, ca.crt; to be copied there as it is
+ca.crt              the authority's certificate: every user may have it
+authority/ca.key    its key: it can admit any host or person, so it stays where certificates are made
+NAME/               the files of one host or person: tls.crt, tls.key, ca.crt; to be copied there as it is
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class CertificateFolderError(Exception):
-    """What was asked for cannot be done to this folder; the text says why, and what to do."""
+    """An operation cannot be done to this folder; the text says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,10 @@ def create_authority_folder(folder: Path, authority: IssuedCertificate) -> None:
 
 
 def load_authority(folder: Path) -> Authority:
-    """Who signs here.
+    """Load the authority that signs in this folder.
 
     Raises:
-        CertificateFolderError: nobody does, or its key can be read by everybody.
+        CertificateFolderError: there is none, or other users can read its key.
     """
     path = folder / AUTHORITY / CA_KEY
     _check_authority(folder)
@@ -109,7 +109,7 @@ def _check_authority(folder: Path) -> None:
 def check_free(folder: Path, name: str) -> None:
     """
     Raises:
-        CertificateFolderError: no folder can have this name, or one has; or nobody signs here.
+        CertificateFolderError: no folder can have this name, or one has; or there is no authority.
     """
     load_authority(folder)
     if not _NAME.fullmatch(name) or name in (AUTHORITY, CA):
@@ -134,13 +134,13 @@ def write_issued(folder: Path, name: str, issued: IssuedCertificate) -> Path:
 
 
 def replace_certificate(folder: Path, name: str, certificate: bytes) -> None:
-    """A new certificate for a key that is there: one file changes, so that nobody ever sees two that do not fit."""
+    """Write a new certificate for a key that is there. One file changes, so readers always see two that fit."""
     with _translate_write_errors(folder / name):
         write_atomically(folder / name / CERT, certificate, 0o644)
 
 
 def list_entries(folder: Path) -> list[CertificateEntry]:
-    """What the folder has: the authority's first, then the others by name.
+    """List the certificates of the folder: the authority's first, then the others by name.
 
     Raises:
         CertificateFolderError: there is no authority, or a file is no certificate.

@@ -142,7 +142,7 @@ def _start_cluster(cluster: Cluster, hosts: Sequence[ClusterHost], reached: Clus
 
 
 def _find_addresses(cluster: Cluster, hosts: Sequence[ClusterHost], reached: ClusterHosts) -> dict[str, str]:
-    """By which these hosts are reached; what the file says goes over what is found."""
+    """Find the addresses of these hosts. An address in the file goes before one that is found."""
     said = {host.name: host.address for host in hosts if host.address}
     unsaid = [host.name for host in hosts if not host.address]
     found = reached.find_addresses(unsaid, cluster.interface, cluster.has_remote_hosts).addresses if unsaid else {}

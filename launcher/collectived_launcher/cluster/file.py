@@ -1,4 +1,4 @@
-"""The cluster file: which hosts have daemons that stay, and what these are told."""
+"""The cluster file: which hosts have daemons that stay, and the configuration of these."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_DRAIN_SECONDS = 300.0  # seconds for which `down` lets workers drain
 _TLS = ("tls_cert", "tls_key", "tls_ca")  # of all daemons
 _KEYS = ("name", "hosts", "coordinator_host", "coordinator_port", "interface", "restarts", *_TLS)
 _HOST_KEYS = ("name", "user", "address", "workers", "slots", "python")
-# What `up` says itself.
+# Keys that `up` sets itself.
 _RESERVED_KEYS = {"job", "secret", "secret_file", "task", "coordinator", "folder", "host", "journal"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
@@ -35,7 +35,8 @@ class ClusterHost:
     """A host of a cluster.
 
     address: by which others reach it; '' where that is to be found out. workers: how many it runs. slots: how many
-    clients `collectived run` starts per worker there. python: an interpreter there that has collectived; '' for ours.
+    clients `collectived run` starts per worker there. python: an interpreter there that has collectived; '' for that of
+    this process.
     """
 
     name: str
@@ -47,7 +48,7 @@ class ClusterHost:
 
     @property
     def login(self) -> str:
-        """As OpenSSH is told it."""
+        """The destination for OpenSSH."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
 
@@ -205,7 +206,7 @@ class _ClusterParser:
             if name in known:
                 continue
             if table in DAEMONS and name in _RESERVED_KEYS:
-                self._fail(name, f"{table}.{name} is not yours to say: `collectived up` does", table)
+                self._fail(name, f"{table}.{name} cannot be set here: `collectived up` sets it", table)
             where = f" in [{table}]" if table else ""
             self._fail(name, f"there is no key {name!r}{where}{suggest_nearest(name, known)}", table)
 

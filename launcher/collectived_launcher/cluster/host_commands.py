@@ -1,12 +1,12 @@
-"""What is done on one host for `collectived up`, `down` and `run`: `host_commands VERB CLUSTER [JSON]` answers in JSON.
+"""Commands on one host for `collectived up`, `down` and `run`: `host_commands VERB CLUSTER [JSON]` answers in JSON.
 
 | verb | does | standard input |
 |---|---|---|
 | `up` | starts the supervisor, unless it runs, and waits until its daemons serve; JSON: a `Spec` | the secret |
 | `down` | ends it; JSON: `{"now": …}`, whether without draining | |
-| `state` | tells what runs; CLUSTER may be empty where only one does | |
-| `logs` | tells what daemons that run have logged; JSON: `{"lines": …}`, how many of each | |
-| `secret` | tells the secret of what runs here, '' where nothing does | |
+| `state` | reports the part of a cluster that runs; CLUSTER may be empty where only one does | |
+| `logs` | returns the logs of running daemons; JSON: `{"lines": …}`, how many of each | |
+| `secret` | returns the secret of the running part, '' where nothing runs | |
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def up(cluster: str, spec: Spec, secret: str) -> CommandResult:
 
 
 def _start_supervisor(folder: Path, spec: Spec) -> subprocess.Popen[str]:
-    """A process of its own session, which whoever started us does not know."""
+    """Start the supervisor in a session of its own, outside of the process group of the caller."""
     with (folder / state.LOGS / "supervisor.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "collectived_launcher.cluster.supervisor", str(folder)],
@@ -116,7 +116,7 @@ def _await_daemons(folder: Path, supervisor: subprocess.Popen[str] | None = None
 
 
 def _is_hopeless(one: Mapping[str, Any]) -> bool:
-    """Whether a daemon that is to start will not come to serve, as far as anybody can tell."""
+    """Whether a daemon that is to start will, as far as is known, never serve."""
     return bool(one["state"] == "failed" or one["failures"] >= _MAX_FAILURES)
 
 
@@ -163,7 +163,7 @@ def _stop_supervisor(known: Mapping[str, Any] | None, now: bool) -> bool:
         return False
     descriptor = os.pidfd_open(known["pid"])
     try:
-        if not state.is_alive(known):  # it ended in between, and somebody else has its number
+        if not state.is_alive(known):  # it ended in between, and another process has its number
             return False
         signal.pidfd_send_signal(descriptor, signal.SIGINT if now else signal.SIGTERM)
         patience = 2 * END_TIMEOUT + KILL_AFTER + (0.0 if now else DRAIN_TIMEOUT)
@@ -177,7 +177,7 @@ def _stop_supervisor(known: Mapping[str, Any] | None, now: bool) -> bool:
 
 
 def describe_running(cluster: str) -> CommandResult:
-    """What runs."""
+    """Describe the running part of a cluster."""
     found = [(folder, known) for folder, known in state.list_running() if cluster in ("", folder.name)]
     if len(found) != 1:
         names = ", ".join(folder.name for folder, _ in state.list_running())

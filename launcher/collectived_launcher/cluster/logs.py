@@ -40,7 +40,7 @@ class _NothingRuns(click.ClickException):
     "file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="CLUSTER.toml",
-    help="Of this cluster.  [default: the cluster or job of yours that runs on this host]",
+    help="Of this cluster.  [default: your running cluster or job on this host]",
 )
 @click.option("--job", metavar="NAME", help="Of this job, whose `collectived launch` runs on this host.")
 @click.option("--lines", "-n", type=click.IntRange(min=1), default=20, show_default=True, help="Of each daemon.")
@@ -138,17 +138,17 @@ def _find_source(job: str | None) -> Cluster | Path:
     if job is not None:
         if job not in jobs:
             names = ", ".join(jobs) or "none"
-            raise _NothingRuns(f"no job {job!r} of yours was launched on this host and runs; jobs that do: {names}")
+            raise _NothingRuns(f"you have no job {job!r} launched and running on this host; running jobs: {names}")
         return jobs[job]
     sources = {folder.name: Spec.from_json(known["spec"]).source for folder, known in state.list_running()}
     if not sources and not jobs:
         raise _NothingRuns(
-            f"no cluster or job of yours runs on this host (none in {job_files.runtime_path()}): name a "
+            f"you have no cluster or job running on this host (none in {job_files.runtime_path()}): name a "
             "cluster with --cluster CLUSTER.toml. The logs of a job are on the host of its `collectived launch`, until "
             "it ends; --log-dir keeps them"
         )
     if len(sources) + len(jobs) > 1:
         choices = [f"--cluster {source}" for source in sources.values()] + [f"--job {name}" for name in jobs]
         lines = "\n".join(f"    collectived logs {choice}" for choice in choices)
-        raise click.UsageError(f"{len(choices)} clusters and jobs of yours run here; say which:\n{lines}")
+        raise click.UsageError(f"you have {len(choices)} clusters and jobs running here; say which:\n{lines}")
     return next(iter(jobs.values())) if jobs else read_cluster(Path(next(iter(sources.values()))))

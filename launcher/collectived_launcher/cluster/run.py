@@ -156,12 +156,12 @@ def find_local_workers(clients: int | None) -> RunningWorkers:
     running = [job for job in job_files.list_running_jobs() if job.workers or job.away]
     if not running:
         raise _NoDaemonsError(
-            f"no daemons of yours run on this host (none in {job_files.ensure_runtime_folder()}); start some with\n"
+            f"you have no daemons running on this host (none in {job_files.ensure_runtime_folder()}); start some with\n"
             "    collectived up CLUSTER.toml\nor start them with your program: collectived launch -- python train.py"
         )
     if len(running) > 1:
         lines = "\n".join(f"    {job.job}: {job.command}" for job in running)
-        raise click.UsageError(f"daemons of {len(running)} jobs of yours run here; name one with --cluster:\n{lines}")
+        raise click.UsageError(f"you have {len(running)} jobs with daemons here; name one with --cluster:\n{lines}")
     job = running[0]
     slots, known = 1, state.read(job_files.ensure_runtime_folder() / job.job)
     if known is not None:  # of a cluster, not of `launch`
@@ -226,6 +226,6 @@ def _explain_not_running(answer: Mapping[str, Any]) -> str:
 
 
 class _NoDaemonsError(click.ClickException):
-    """Nobody to talk to."""
+    """No daemon runs that the command could ask."""
 
     exit_code = UNREACHABLE

@@ -1,4 +1,4 @@
-"""What one host of a cluster runs, as its supervisor is told it."""
+"""The specification of one host of a cluster, for its supervisor."""
 
 from __future__ import annotations
 

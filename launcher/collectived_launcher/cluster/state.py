@@ -1,4 +1,4 @@
-"""What is known on a host about its part of a cluster: files in a folder that only its user may enter.
+"""The state of a cluster's part on one host: files in a folder that only its user may enter.
 
 supervisor.json  the supervisor: its process and when that began, its spec, how each daemon is
 secret           of the cluster, mode 0600
@@ -39,7 +39,7 @@ def write(folder: Path, known: Mapping[str, Any]) -> None:
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """What the supervisor has written; None where none has."""
+    """Read the state that the supervisor has written; None where there is none."""
     try:
         found: dict[str, Any] = json.loads((folder / STATE_FILE).read_text())
     except (OSError, ValueError):
@@ -48,14 +48,14 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 
 def append_cut(folder: Path, lines: Sequence[str]) -> None:
-    """What draining has cut, for whoever looks on with `open_cut`."""
+    """Append the collectives that draining has cut, for readers of `open_cut`."""
     with (folder / CUT_FILE).open("a") as file:
         file.writelines(f"{line}\n" for line in lines)
 
 
 @contextlib.contextmanager
 def open_cut(folder: Path) -> Iterator[IO[str]]:
-    """A file that tells what draining has cut, even when the folder is gone: open it before anything is ended."""
+    """A file that lists what draining has cut, even when the folder is gone: open it before anything is ended."""
     with (folder / CUT_FILE).open("a+") as file:
         yield file
 
@@ -76,7 +76,7 @@ def get_start_time(pid: int) -> int:
 
 def list_running() -> list[tuple[Path, dict[str, Any]]]:
     """Clusters of this user of which a part runs here."""
-    if not job_files.runtime_path().exists():  # nor is it made by whoever only looks
+    if not job_files.runtime_path().exists():  # a reader does not make it
         return []
     found = [
         (path.parent, read(path.parent)) for path in sorted(job_files.ensure_runtime_folder().glob(f"*/{STATE_FILE}"))

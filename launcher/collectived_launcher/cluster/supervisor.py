@@ -59,7 +59,7 @@ class Supervisor:
         signal.signal(signal.SIGUSR1, self._on_restart_signal)  # wakes the loop
 
     def run(self) -> None:
-        """Until it is told to end."""
+        """Run until a signal ends it."""
         self._local_host.open(lambda: None)
         try:
             for name in self._commands:
@@ -102,7 +102,7 @@ class Supervisor:
         self._set_state(name, "serving")
 
     def _publish(self) -> None:
-        """Tells others which workers serve, and which do not now."""
+        """Publish which workers serve, and which do not now."""
         spec = self._spec
         workers = {name: how for name, how in self._states.items() if name != COORDINATOR}
         addresses = tuple(self._daemons[name].address for name, how in workers.items() if how == "serving")
@@ -165,7 +165,7 @@ class Supervisor:
                 await_end(self._loop, group)
 
     def _report_cut(self, workers: Sequence[Daemon]) -> None:
-        """What draining has cut, for whoever ends us, and for our log."""
+        """Report the collectives that draining has cut, to the process that ends this one, and in the log."""
         from google.protobuf.json_format import Parse  # only at the end
 
         from collectived_launcher.drain import format_losses, merge_replies
@@ -207,7 +207,7 @@ class Supervisor:
 
 
 def main() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # whoever started us logs out
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the user who started it logs out
     folder = Path(sys.argv[1])
     spec = Spec.from_json(sys.stdin.readline())
     secret = (folder / state.SECRET).read_text().strip()

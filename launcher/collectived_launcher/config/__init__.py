@@ -1,1 +1,1 @@
-"""`collectived config`: what the daemons are told, and where each value came from."""
+"""`collectived config`: the configuration of the daemons, and where each value came from."""

@@ -13,7 +13,7 @@ from collectived_launcher.doctor.rules import gpus, network, software, system
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check of this host: `rule` judges these `Facts`. `at_start`: quick, and may tell why no daemon came up."""
+    """A check of this host: `rule` judges these `Facts`. `at_start`: quick, and may show why no daemon came up."""
 
     name: str
     rule: Callable[..., Iterable[Finding]]
@@ -47,7 +47,7 @@ PAIRWISE_CHECKS = ("reach", "bandwidth", "clock skew", "versions")
 
 
 def evaluate_checks(facts: Facts, checks: Iterable[Check] = CHECKS) -> list[Finding]:
-    """What to say of a host. Pure."""
+    """Find out what to say about a host. Pure."""
     return [finding for check in checks for finding in _evaluate_check(check, facts)]
 
 
@@ -63,7 +63,7 @@ def _evaluate_check(check: Check, facts: Facts) -> Iterable[Finding]:
 
 
 def evaluate_measurement(found: PathMeasurement, facts: Facts, host: str) -> Iterator[Finding]:
-    """What to say of another host. Pure."""
+    """Find out what to say about another host. Pure."""
     if isinstance(facts.software, UnknownFact):
         yield Finding(
             "versions", Grade.WARNING, f"cannot be compared: {facts.software.why}", "look with pip list", host

@@ -105,7 +105,7 @@ def _parse_address(text: str, option: str) -> tuple[str, int]:
 
 
 def _read_token() -> str:
-    """From the environment, else a line of standard input: a command line is seen by everybody on the host."""
+    """From the environment, else a line of standard input: every user of the host can see a command line."""
     token = os.environ.get(TOKEN_VARIABLE) or (
         click.prompt("token", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline().strip()
     )

@@ -18,7 +18,7 @@ _STARTUP_TIMEOUT = 5.0  # seconds that `launch` keeps its user waiting for them
 _LOAD_TIMEOUT = 15.0  # seconds for libraries: cold disks of a cluster are slow
 _GPU_QUERY_TIMEOUT = 10.0  # seconds for the driver of GPUs
 
-SLOW_NOTICE_SECONDS = 5.0  # seconds after which who waits hears for what
+SLOW_NOTICE_SECONDS = 5.0  # seconds after which `still` is called with the names of slow probes
 
 Probe = Callable[[], Any]
 SlowNotice = Callable[[list[str]], None]
@@ -30,7 +30,7 @@ def collect_facts(
     within: float = TIMEOUT_SECONDS,
     still: SlowNotice | None = None,
 ) -> Facts:
-    """Look at what these checks need, for `within` seconds at most; what has not answered is UnknownFact."""
+    """Look at what these checks need, for `within` seconds at most. A probe that is late gives UnknownFact."""
     wanted = {part for check in checks for part in check.fact_names}
     looks = {part: look for part, look in _list_probes(environment).items() if part in wanted}
     if "gpus" in wanted or "nccl" in wanted:
@@ -72,7 +72,7 @@ def _list_gpu_probes(environment: Mapping[str, str]) -> dict[str, Probe]:
 
 
 def run_probes(looks: Mapping[str, Probe], within: float, still: SlowNotice | None = None) -> dict[str, Any]:
-    """Run all probes at once; what fails, or is late, is UnknownFact. One that hangs keeps its thread, not the process.
+    """Run all probes at once. One that fails, or is late, gives UnknownFact; one that hangs keeps a thread.
 
     `still` is called once, after `SLOW_NOTICE_SECONDS`, with the names of those that have not come back.
     """
@@ -81,7 +81,7 @@ def run_probes(looks: Mapping[str, Probe], within: float, still: SlowNotice | No
     def run(name: str, look: Probe) -> None:
         try:
             found[name] = look()
-        except Exception as error:  # whatever is broken here, the other checks go on
+        except Exception as error:  # after any error here, the other checks go on
             found[name] = UnknownFact(f"{type(error).__name__}: {error}")
 
     threads = {entry[0]: threading.Thread(target=run, args=entry, daemon=True) for entry in looks.items()}
@@ -98,7 +98,7 @@ def run_probes(looks: Mapping[str, Probe], within: float, still: SlowNotice | No
 
 
 def find_startup_failures() -> list[Finding]:
-    """What on this host can keep a daemon from coming up; takes a second, and never long."""
+    """Find what on this host can keep a daemon from coming up. It takes a second, and never long."""
     checks = [check for check in CHECKS if check.at_start]
     facts = collect_facts(os.environ, checks, _STARTUP_TIMEOUT)
     return [finding for finding in evaluate_checks(facts, checks) if finding.grade is Grade.FAILURE]

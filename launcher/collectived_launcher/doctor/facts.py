@@ -1,4 +1,4 @@
-"""What doctor knows before it judges: plain values, gathered by `probes`, or made up by a test.
+"""The facts that doctor judges: plain values, gathered by `probes`, or made up by a test.
 
 A part that could not be looked at is `UnknownFact`. None stands for "no limit", "not there" or "cannot be known", as
 its field says.
@@ -42,7 +42,10 @@ class Software:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What this kernel lets us do. The last four: '' where it works, else the error."""
+    """The abilities that this kernel gives to processes of this user.
+
+    The last four: '' where it works, else the error.
+    """
 
     system: str
     release: str
@@ -87,8 +90,10 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A certificate that the environment or the daemons' file names. `days_left`: None where nothing tells; `trouble`:
-    why it cannot be used."""
+    """A certificate that the environment or the daemons' file names.
+
+    `days_left`: None where it is not known; `trouble`: why it cannot be used.
+    """
 
     named_by: str
     path: str
@@ -148,7 +153,10 @@ class NetworkFacts:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """`holder`: who listens there, '' for a process that we may not see, None for nobody. `ours`: a daemon of ours."""
+    """`holder`: the process that listens there, '' for one that is hidden from this user, None for none.
+
+    `ours`: it is a collectived daemon.
+    """
 
     number: int
     used_for: str
@@ -166,7 +174,8 @@ class Clock:
 @dataclass(frozen=True, slots=True)
 class RunningJob:
     """A job that was asked. `releases`: of its daemons and clients, by name. `ahead`: seconds that its clock is ahead
-    of ours, known to half of `round_trip`. `missing`: what its answer lacks. `trouble`: why it did not answer."""
+    of this host's, known to half of `round_trip`. `missing`: what its answer lacks. `trouble`: why it did not
+    answer."""
 
     name: str
     releases: Mapping[str, str] = field(default_factory=dict)
@@ -178,8 +187,8 @@ class RunningJob:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """`variables`: ours and torchrun's; of what may be secret, "(set)". `worker_is_there`: whether the socket that
-    COLLECTIVED_WORKER names exists; None where it names none."""
+    """`variables`: those of collectived and torchrun; "(set)" in place of values that may be secret. `worker_is_there`:
+    whether the socket that COLLECTIVED_WORKER names exists; None where it names none."""
 
     variables: Mapping[str, str]
     worker_is_there: bool | None = None
@@ -206,7 +215,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class PeerFacts:
-    """What another host says of itself when it is measured."""
+    """The description of another host that it sends when it is measured."""
 
     hostname: str
     release: str
@@ -216,8 +225,11 @@ class PeerFacts:
 
 @dataclass(frozen=True, slots=True)
 class PathMeasurement:
-    """What one measuring session found. Bytes and seconds; `ahead`: of the peer's clock. `interface`: by which we
-    reached it. `trouble`: why there was none; `refused`: because who listens there has another token."""
+    """The result of one measuring session, in bytes and seconds.
+
+    `ahead`: of the peer's clock. `interface`: the one that reached it. `trouble`: why there was none; `refused`:
+    because the server has another token.
+    """
 
     address: str
     peer: PeerFacts | None = None

@@ -1,4 +1,4 @@
-"""What doctor says about one thing: a grade, a sentence, and what to do where it is not well."""
+"""The judgement of doctor about one thing: a grade, a sentence, and what to do where it is not well."""
 
 from __future__ import annotations
 

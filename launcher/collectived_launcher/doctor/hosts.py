@@ -25,7 +25,7 @@ from collectived_proto.report.progress import Progress
 
 _EXAMINE_TIMEOUT = 60.0  # seconds for a host to be reached and to look at itself
 _START_TIMEOUT = 30.0  # seconds until a server waits there
-_MEASURE_TIMEOUT = 60.0  # seconds for a session, and for reaching who dials
+_MEASURE_TIMEOUT = 60.0  # seconds for a session, and for reaching the dialler
 _MAX_PARALLEL_HOSTS = 16  # hosts that are asked side by side
 _MAX_ALL_PAIRS = 4  # up to so many hosts each is measured with each; beyond that, along a ring
 _SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
@@ -99,7 +99,10 @@ def parse_hosts(text: str) -> list[str]:
 
 
 def choose_pairs(hosts: Sequence[ReachedHost]) -> list[tuple[ReachedHost, ReachedHost]]:
-    """Who dials whom. This host always dials: the others can be reached from it, perhaps not the other way round."""
+    """Choose the pairs of hosts, the dialling one first.
+
+    This host always dials: the others can be reached from it, perhaps not the other way round.
+    """
     if len(hosts) <= _MAX_ALL_PAIRS:
         chosen = list(itertools.combinations(hosts, 2))
     else:

@@ -1,4 +1,4 @@
-"""A measuring session between two hosts: who is there, how far, how fast, and what time it is.
+"""A measuring session between two hosts: the peer, the round trip, the bandwidth, and the clock.
 
 One TCP connection, one session, about a second. The *token* is known to both sides and is good once; it never travels.
 
@@ -52,7 +52,7 @@ _PEER_CHECKS = [check for check in CHECKS if check.name in ("python", "interface
 
 
 class MeasurementRefused(Exception):
-    """The other side is not who it should be, or does not do what was agreed."""
+    """The other side has another token, or does not follow the protocol."""
 
 
 def new_token() -> str:
@@ -60,7 +60,7 @@ def new_token() -> str:
 
 
 class MeasurementServer:
-    """Waits at an address for the one who has the token. A context manager.
+    """Waits at an address for the caller that has the token. A context manager.
 
     Raises:
         OSError: the address cannot be listened at.
@@ -79,11 +79,11 @@ class MeasurementServer:
         self._listener.close()
 
     def serve(self, within: float) -> PeerFacts:
-        """One session; returns with whom.
+        """Serve one session, and return its peer.
 
         Raises:
-            TimeoutError: nobody with the token has come.
-            MeasurementRefused: who came did something else than was agreed.
+            TimeoutError: no caller with the token has come.
+            MeasurementRefused: the caller did not follow the protocol.
             OSError: the session broke.
         """
         deadline = Deadline.after(within)
@@ -105,7 +105,7 @@ class MeasurementServer:
 
 
 def measure_path(host: str, port: int, token: str, me: PeerFacts) -> PathMeasurement:
-    """Dials a server, and measures; a failure is told in the result."""
+    """Dial a server, and measure. A failure is in the result."""
     address = f"{host}:{port}"
     try:
         with socket.create_connection((host, port), timeout=_STEP_TIMEOUT) as connection:
@@ -291,14 +291,14 @@ def serve(host: str, port: int, within: float, as_json: bool) -> int:
 
 
 def dial(host: str, port: int, token: str) -> tuple[list[Finding], Facts]:
-    """What measuring to a server has found, and the facts that it was judged with."""
+    """Measure to a server. Return the findings, and the facts with which it was judged."""
     facts = collect_facts({}, _PEER_CHECKS)
     found = measure_path(host, port, token, describe_this_host(facts))
     return list(evaluate_measurement(found, facts, found.peer.hostname if found.peer else host)), facts
 
 
 def describe_this_host(facts: Facts) -> PeerFacts:
-    """What this host says of itself to the other."""
+    """Describe this host for the other one."""
     network, software = facts.network, facts.software
     hostname = "unknown" if isinstance(network, UnknownFact) else network.hostname
     if isinstance(software, UnknownFact):

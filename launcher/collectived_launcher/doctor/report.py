@@ -67,7 +67,7 @@ def _to_plain(part: Any) -> Any:
 
 
 def parse_document(document: dict[str, Any], host: str) -> list[Finding]:
-    """Findings that another host has told, from `document`.
+    """Parse the findings of another host from `document`.
 
     Raises:
         KeyError, TypeError, ValueError: it is no such document.

@@ -1,4 +1,4 @@
-"""What `launch` says when a daemon does not come up: doctor's failures, if there are any."""
+"""The message of `launch` when a daemon does not come up: doctor's failures, if there are any."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ _CLAUSE = re.compile(r"\s*(>=|<=|==|!=|~=|>|<)\s*([0-9][^\s,]*)\s*")
 
 
 def parse_version(version: str) -> tuple[int, ...]:
-    """`1.85.1` as (1, 85, 1); what stands behind the numbers, such as rc1, is passed over."""
+    """`1.85.1` as (1, 85, 1); text behind the numbers, such as rc1, is ignored."""
     found = re.match(r"[0-9]+(\.[0-9]+)*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 
@@ -54,7 +54,7 @@ def parse_requirement(text: str) -> tuple[str, str] | None:
 
 
 def release_distance(one: str, other: str) -> int:
-    """How far two releases of ours are apart: 0 where they may talk (`1.2.x`), 1 for neighbours, else 2."""
+    """How far two releases of collectived are apart: 0 where they may talk (`1.2.x`), 1 for neighbours, else 2."""
     (major, minor, *_), (other_major, other_minor, *_) = ((*parse_version(text), 0, 0) for text in (one, other))
     if major != other_major:
         return 2

@@ -1,8 +1,8 @@
 """The agent: runs programs on its host for a launcher elsewhere, which it talks to over standard input and output.
 
 It lives for as long as its launcher does. The end of its standard input, a silence that lasts too long, or a signal is
-the end of everything that it started: daemons see their standard input end, clients get SIGTERM, and who is left after
-two seconds SIGKILL. Even if the agent itself is killed nothing stays (see `local` and `reaper`).
+the end of everything that it started: daemons see their standard input end, clients get SIGTERM, and those that are
+left after two seconds SIGKILL. Even if the agent itself is killed nothing stays (see `local` and `reaper`).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Agent:
         else:
             try:
                 folder = job_folder(begin.folder)
-                # What runs here finds the Python that we run with: the one that has collectived.
+                # Programs here find the Python of this process: the one that has collectived.
                 path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
                 self._local_host = LocalHost(self._loop, folder, variables={"PATH": path})
                 self._local_host.open(lambda: None)
@@ -119,9 +119,9 @@ class Agent:
         self._end_reason = why or "the launcher is gone"
 
     def _check_liveness(self) -> None:
-        """Tells that we live, and looks whether the launcher does."""
+        """Send a sign of life, and check that the launcher has sent one."""
         if time.monotonic() - self._last_received > self._silence_timeout:
-            self._end_reason = f"heard nothing from the launcher for {self._silence_timeout:g} s"
+            self._end_reason = f"no message from the launcher for {self._silence_timeout:g} s"
         if self._local_host is not None:
             self._channel.send(agent_protocol.KeepAlive())
         self._loop.call_later(min(1.0, self._silence_timeout / 4), self._check_liveness)
@@ -145,7 +145,7 @@ class Agent:
 
 
 class _Relay:
-    """Tells the launcher of one process."""
+    """Sends the launcher the output and the end of one process."""
 
     def __init__(self, agent: Agent, number: int) -> None:
         self._agent, self._number = agent, number
@@ -172,14 +172,14 @@ def job_folder(name: str) -> Path:
 
 def main() -> int:
     readable, writable = os.dup(0), os.dup(1)
-    os.dup2(2, 1)  # what is printed by accident must not get into a frame
+    os.dup2(2, 1)  # text that is printed by accident must not get into a frame
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     return _serve(readable, writable)
 
 
 def serve_socket(connection: int) -> int:
-    """Serves the launcher at the other end of a socket, which is ours from now on; an exit status."""
+    """Serve the launcher at the other end of a socket, which is taken over. Return an exit status."""
     return _serve(os.dup(connection), connection)
 
 

@@ -1,8 +1,8 @@
-"""What launcher and agent say to each other: messages as frames over two pipes.
+"""The protocol of launcher and agent: messages as frames over two pipes.
 
 A frame is two lengths (header, body; 4 bytes each, big-endian), a header (JSON: the kind of message and its fields) and
 a body (the message's one field of bytes, or nothing). Both are bounded, and every field has the type that its message
-says; whoever says anything else is not talked to any more.
+says. A side that sends anything else is disconnected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 from collectived_launcher.hosts.loop import Loop
 
 VERSION: Final = 2
-GREETING: Final = b"\0collectived agent 1\n"  # what a login shell prints before it is passed over
+GREETING: Final = b"\0collectived agent 1\n"  # output of a login shell before it is ignored
 MAX_HEADER, MAX_BODY = 1 << 22, 1 << 17
 _MAX_PREAMBLE = 1 << 16
 _LENGTHS = struct.Struct(">II")
@@ -32,7 +32,7 @@ class AgentProtocolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LauncherHello:
-    """Launcher: this is the job. `silence`: seconds after which whoever heard nothing gives the other up."""
+    """Launcher: this is the job. `silence`: seconds without a message after which a side gives the other up."""
 
     protocol: int
     release: str
@@ -223,11 +223,11 @@ def _has_type(value: Any, wanted: str) -> bool:
 class AgentChannel:
     """Messages over two descriptors, which it owns and never waits for.
 
-    `heard` is called for each message, `ended` once: with '' at the end of the stream, else with why nothing can be
-    understood any more; nothing is heard after it, but what is said may still be taken.
+    `heard` is called for each message, `ended` once: with '' at the end of the stream, else with the error of the other
+    side's messages. No message is read after it, but messages may still be sent.
 
     Args:
-        greeted: whether `GREETING` is still to come; what is before it goes to `preamble` when the talk ends without
+        greeted: whether `GREETING` is still to come; bytes before it go to `preamble` when the connection ends without
             it.
     """
 
@@ -246,7 +246,7 @@ class AgentChannel:
         self._queue: deque[bytes] = deque()
         self._writing = self._eof_pending = False
         self._reading = True
-        self.is_open = True  # what is sent is taken
+        self.is_open = True  # messages can be sent
         self.preamble = b""
         self.backlog = 0  # bytes that the other side has not taken yet
         for descriptor in (readable, writable):
@@ -261,13 +261,16 @@ class AgentChannel:
         self._write(GREETING)
 
     def write_eof(self) -> None:
-        """Says nothing more, which the other side learns once it has read the rest; what it says is still heard."""
+        """End the sending direction; the other side sees that once it has read the rest.
+
+        Its messages are still read.
+        """
         self._eof_pending = True
         if self.is_open and not self._queue:
             self._stop_writing()
 
     def close(self) -> None:
-        """Hangs up; what was not taken yet is lost."""
+        """Close both directions. Messages that were not taken yet are lost."""
         self._stop_writing()
         self._stop_reading()
 
@@ -303,7 +306,7 @@ class AgentChannel:
                     self._queue.appendleft(rest)
         except BlockingIOError:
             pass
-        except OSError:  # nobody reads; the end of what we read says so too, and in its turn
+        except OSError:  # the other side reads no more; the end of its own messages says so too, and in order
             self._queue.clear()
             self.backlog = 0
         if self._eof_pending and not self._queue:
@@ -334,7 +337,7 @@ class AgentChannel:
             self._disconnect(str(error))
 
     def read_remaining(self) -> None:
-        """Reads what is there now: whoever could write more has ended."""
+        """Read the bytes that are there now: the writers have ended."""
         for _ in range(_MAX_PIPE_SIZE // _CHUNK):
             if self._reading:
                 self._read()

@@ -1,12 +1,12 @@
-"""The seam behind which processes are started: a *host* starts programs, tells what they say, and ends them.
+"""The seam behind which processes are started: a *host* starts programs, passes on their output, and ends them.
 
 Promises of every implementation (`local`, `remote_host`; shown by tests/launcher/hosts/test_host.py):
 
 - A process leads a group of its own; a signal goes to the whole group, and when its leader ends, so does the rest.
-- Every line that it wrote is heard before its end; its end is told exactly once.
-- What could not be run, or whose host is lost, ends too: `trouble` says why.
+- Every line that it wrote is passed on before its end, which is reported exactly once.
+- A program that could not be run, or whose host is lost, ends too: `trouble` says why.
 - Nothing outlives the launcher, however that ends: processes with a secret see the end of their standard input, all
-  get SIGTERM, and who is left SIGKILL two seconds later.
+  get SIGTERM, and those that are left SIGKILL two seconds later.
 - A secret is in no command line, environment or file; it is the first line of the program's standard input.
 
 Nothing here blocks: answers come while the launcher's `loop` turns, and never from within the call that asked.
@@ -26,7 +26,7 @@ LOCALHOST = "localhost"  # the name of this host in a job
 
 @dataclass(frozen=True, slots=True)
 class ProgramSpec:
-    """What is to run. `variables` come on top of the host's own environment; `folder`: where, '' for the host's choice.
+    """A program to run. `variables`: added to the host's environment. `folder`: where; '' for the host's choice.
 
     With a `secret` its standard input is one line with it, then stays open for as long as the launcher lives: its end
     means "end in order". Without one it is empty, and the kernel kills the program when its starter is no more.
@@ -49,7 +49,7 @@ class NetworkInterface:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What a host said of itself.
+    """The description of a host, from itself.
 
     python: the interpreter that has collectived there. release: of collectived. folder: for the job's sockets, made
     and removed by the host, 0700. reached_at: its address as the carrier saw it; '' where that is not known.
@@ -65,13 +65,13 @@ class HostFacts:
 
 
 class ProcessObserver(Protocol):
-    """Who wants to know about one process."""
+    """Receives the output and the end of one process."""
 
     def on_output(self, stream: int, line: bytes) -> None:
         """It wrote a line, without its end, to standard output (1) or standard error (2)."""
 
     def on_exit(self) -> None:
-        """Its `status` is known, and nothing more will be heard."""
+        """Its `status` is known, and no more output will come."""
 
 
 class HostProcess(Protocol):
@@ -82,7 +82,7 @@ class HostProcess(Protocol):
     trouble: str  # why it has no status of its own: it could not be run, or its host is lost; else ''
 
     def send(self, signum: int) -> None:
-        """To its group, if it still runs; who is stopped is woken, so that it can act on it."""
+        """Send a signal to its group, if it still runs. A stopped process is continued, so that it can act on it."""
 
     def close_stdin(self) -> None:
         """Ends its standard input, for programs with a secret."""
@@ -118,7 +118,7 @@ class Host(Protocol):
         """Have one of `host_tasks` done there. The answer has `trouble` in it where it failed."""
 
     def send_keepalive(self) -> None:
-        """Tells the host that we live, while the loop cannot turn."""
+        """Send the host a sign of life, while the loop cannot turn."""
 
     def kill(self) -> None:
         """`close` takes too long: it is waited for no longer."""

@@ -1,9 +1,9 @@
-"""What a host does for the launcher besides running programs: tasks about its addresses, and the job's file.
+"""Tasks of a host for the launcher besides running programs: tasks about its addresses, and the job's file.
 
 | task | about | answer |
 |---|---|---|
 | `address` | `interface`: its name, a network, or ''; `towards`: names of other hosts | `address`, or `trouble` |
-| `listen` | `address` | `port` of that address that was free; whoever dials it is let in and put out |
+| `listen` | `address` | `port` of that address that was free; connections to it are accepted and closed |
 | `dial` | `targets`: a list of [host, port] | `failures`: for each target, '' or why it cannot be reached |
 | `hush` | | ends `listen` |
 | `publish` | a `JobFile`, less the process that is asked | `trouble` if it cannot be written |
@@ -35,7 +35,7 @@ _DISCARD_PORT = 9  # a port: nothing is ever sent to it, but the kernel chooses 
 
 
 class HostTasks:
-    """Runs tasks of one host; what they need between two of them ends with `close`."""
+    """Runs tasks of one host. State that they keep between two of them ends with `close`."""
 
     def __init__(self, loop: Loop, folder: Path) -> None:
         self._loop, self._folder = loop, folder
@@ -163,7 +163,7 @@ def failure_file(folder: str | Path, rank: int, restart: int) -> str:
 
 
 def read_failure_files(folder: Path, restarts: Mapping[str, int]) -> dict[str, Any]:
-    """What clients have left, by rank; nothing of one that left nothing, or what nobody can read."""
+    """Read the failure files of clients, by rank, without those that are missing or unreadable."""
     found = {}
     for rank, restart in restarts.items():
         with contextlib.suppress(OSError, ValueError), open(failure_file(folder, int(rank), restart), "rb") as file:

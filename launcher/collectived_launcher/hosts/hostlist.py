@@ -15,7 +15,7 @@ ClientsByHost = dict[str, int]  # host -> clients, in order of the workers
 
 
 def is_host_name(text: str) -> bool:
-    """Whether ssh can be told this as a host, with or without a user."""
+    """Whether this is a host for ssh, with or without a user."""
     return re.fullmatch(_NAME, text) is not None
 
 

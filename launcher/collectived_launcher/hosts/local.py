@@ -83,20 +83,20 @@ class LocalHost:
         self._tasks.run(task, about, answered)
 
     def set_output_paused(self, quiet: bool) -> None:
-        """Reads nothing of what processes write for as long as it is `quiet`: nobody takes what was read."""
+        """Stop reading the output of processes while `quiet`, because the terminal takes no more."""
         if quiet is not self._output_paused:
             self._output_paused = quiet
             for process in self._processes:
                 process.set_output_paused(quiet)
 
     def send_keepalive(self) -> None:
-        """Nobody waits for a sign of life of ours here."""
+        """Nothing to do: no process here waits for a sign of life."""
 
     def kill(self) -> None:
         """Nothing is in our way here: `close` is enough."""
 
     def close(self) -> None:
-        """Kills who is left, which are few: whoever runs a job has ended its processes before."""
+        """Kill the processes that are left. They are few: the launcher has ended those of the job before."""
         self._tasks.close()
         for process in list(self._processes):
             process.send(signal.SIGKILL)
@@ -110,7 +110,7 @@ class LocalHost:
 
 
 def collect_facts(folder: Path) -> HostFacts:
-    """What this host says of itself."""
+    """Describe this host."""
     interfaces = host_tasks.list_interfaces()
     # "client address, client port, server address, server port", from OpenSSH's server; perhaps from that of the host
     # where the user logged in.
@@ -133,7 +133,7 @@ def _explain_not_run(program: ProgramSpec, error: Exception) -> str:
 
 
 class LocalProcess:
-    """A process in a group of its own. When it ends, whoever is left in its group is killed."""
+    """A process in a group of its own. When it ends, the rest of its group is killed."""
 
     def __init__(
         self, loop: Loop, reaper: Reaper, listener: ProcessObserver, over: Callable[[LocalProcess], None]
@@ -209,8 +209,8 @@ class LocalProcess:
             self._loop.unregister(descriptor)
 
     def _on_exit(self) -> None:
-        self.close_stdin()  # closes our end of what nobody reads any more
-        # Not reaped yet, so its number still means its group and nobody else's.
+        self.close_stdin()  # closes this end of a pipe that has no reader any more
+        # Not reaped yet, so its number still means its group and no other one.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         for pipe in self._pipes:
@@ -227,8 +227,11 @@ class LocalProcess:
 
 
 def _prepare_child(reaper: Reaper, die_with: int | None) -> None:
-    """What the new process does before it becomes the program (safe, as the launcher has one thread): the reaper learns
-    of it, and if wished the death of its parent is its own, even if that has happened already."""
+    """Prepare the new process before it becomes the program: register it with the reaper.
+
+    This is safe, as the launcher has one thread. With `die_with` the process is killed when its parent dies, also if
+    the parent has died already.
+    """
     reaper.register_current_process()
     if die_with is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,6 +1,6 @@
 """The launcher's one wait: output of processes, their ends, signals and hours, in one thread.
 
-A long wait says every ten seconds that it goes on, for whom, and for how long at most.
+A long wait says every ten seconds that it goes on, with the host or process, and for how long at most.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ DRAW_INTERVAL = 1.0  # seconds until a bar is drawn, and drawn again
 def run_until_with_progress(
     loop: Loop, reached: Callable[[], bool], seconds: float, say: Callable[[str], None], draw: Callable[[], None]
 ) -> bool:
-    """As `Loop.run_until`; `say` hears how long it has taken, such as `10 of 30 s`; `draw` is called every second."""
+    """As `Loop.run_until`; `say` is called with the time taken, such as `10 of 30 s`; `draw` every second."""
     began = time.monotonic()
     next_said = PROGRESS_INTERVAL
     while (passed := time.monotonic() - began) < seconds:

@@ -1,4 +1,4 @@
-"""What processes say: bytes from their pipes, cut into lines, each with the name of who said it."""
+"""The output of processes: bytes from their pipes, cut into lines, each with the name of its process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LineSplitter:
         return lines
 
     def flush(self) -> list[bytes]:
-        """What was left without an end of line."""
+        """Return the rest, which has no end of line."""
         rest, self._rest = self._rest.rstrip(b"\r"), b""
         return [rest] if rest else []
 
@@ -61,8 +61,10 @@ class PipeReader:
             self.close()
 
     def read_remaining(self) -> None:
-        """All that is there now, then closes: nobody who should still write is alive. Bounded, for somebody who has
-        left the process group may still hold the other end."""
+        """Read all that is there now, then close: the processes that should write have ended.
+
+        Bounded, for a process that has left the process group may still hold the other end.
+        """
         for _ in range(_MAX_PIPE_SIZE // _CHUNK):
             try:
                 data = os.read(self.descriptor, _CHUNK)
@@ -87,8 +89,8 @@ class Terminal:
     """The launcher's own standard output and error, written line by line."""
 
     def __init__(self) -> None:
-        self.is_broken = False  # nobody reads us any more
-        self.blocked_callback: Callable[[], None] | None = None  # called every second for as long as nobody reads us
+        self.is_broken = False  # its reader is gone
+        self.blocked_callback: Callable[[], None] | None = None  # called every second while its reader does not read
         self._coloured = {1: sys.stdout.isatty(), 2: sys.stderr.isatty()}
         self._bar: Progress | None = None
 
@@ -130,7 +132,7 @@ class Terminal:
                 if self.blocked_callback is not None:
                     self._wait(stream, self.blocked_callback)
                 data = data[os.write(stream, data[:_PIPE_BUF]) :]
-            except BlockingIOError:  # somebody made our terminal non-blocking
+            except BlockingIOError:  # another program made the terminal non-blocking
                 select.select([], [stream], [])
             except OSError:
                 self.is_broken = True
@@ -143,7 +145,7 @@ class Terminal:
 
 
 class LogsOnly(Terminal):
-    """Where nobody looks: what processes say is in their logs, and only our own words are written."""
+    """A terminal without a reader: output of processes goes to their logs alone. The launcher's lines are written."""
 
     def show(self, stream: int, who: str, line: bytes, colour: int | None = None) -> None:
         return

@@ -15,7 +15,7 @@ from collectived_launcher.hosts.output import Terminal
 from collectived_proto.addresses import LOOPBACK
 from collectived_proto.report.phrases import names_text
 
-_FIRST_NOTICE, _NEXT_NOTICE = 2.0, 10.0  # seconds of waiting until we say for whom, and say it again
+_FIRST_NOTICE, _NEXT_NOTICE = 2.0, 10.0  # seconds of waiting until the hosts are named, and named again
 _FAILURE_GRACE = 0.5  # seconds for other hosts to fail, once one has
 _TASK_TIMEOUT = 30.0  # seconds for a task
 
@@ -62,7 +62,7 @@ class Preflight:
         return HostAddresses(addresses, int(ports[first]["port"]))
 
     def open_hosts(self, within: float = math.inf) -> bool:
-        """Opens all hosts, and says for whom we wait; whether there was time for it before a signal came.
+        """Open all hosts, and name those that are waited for. Return whether all is open before a signal came.
 
         Raises:
             HostUnreachable: a host is not to be had, or not within so many seconds.
@@ -149,7 +149,7 @@ class Preflight:
     def _run_task(
         self, about: Mapping[Host, Mapping[str, Any]], task: str, strict: bool = True
     ) -> dict[Host, TaskResult] | None:
-        """What each answers; None when a signal came first."""
+        """Return the answer of each host; None when a signal came first."""
         answers: dict[Host, TaskResult] = {}
         for host, details in about.items():
             host.run_task(task, details, partial(answers.__setitem__, host))

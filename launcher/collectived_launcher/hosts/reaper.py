@@ -37,14 +37,14 @@ class Reaper:
     def register_current_process(self) -> None:
         """Called by a new child that leads its group, before it becomes another program: from then on it has children,
         and the launcher may be killed at any moment."""
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reaper that somebody killed is no reason to die
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a reaper that was killed is no reason to die
         with contextlib.suppress(BrokenPipeError):
             os.write(self._pipe.fileno(), f"+{os.getpid()}\n".encode())
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
     def unregister_group(self, group: int) -> None:
-        """Call it while the number cannot have been given to anybody else: before the group's leader is reaped."""
-        with contextlib.suppress(BrokenPipeError):  # somebody killed the reaper: the launcher cleans up alone
+        """Call it while the number cannot have been given to another process: before the group's leader is reaped."""
+        with contextlib.suppress(BrokenPipeError):  # the reaper was killed: the launcher cleans up alone
             self._pipe.write(f"-{group}\n".encode())
             self._pipe.flush()
 
@@ -74,7 +74,7 @@ def remove_job_files(folder: Path) -> None:
 
 
 def _signal_all(groups: set[int], signum: int) -> set[int]:
-    """Those of the groups in which somebody is left."""
+    """Send a signal to process groups, and return those in which a process is left."""
     left = set()
     for group in groups:
         with contextlib.suppress(ProcessLookupError):

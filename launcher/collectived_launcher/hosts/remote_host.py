@@ -28,7 +28,7 @@ from collectived_launcher.hosts.reaper import Reaper
 
 AGENT_MODULE = "collectived_launcher.hosts.agent"
 _STDERR_TAIL_LINES = 8  # lines of a carrier that are kept
-_QUOTED = 3  # and of these are told, where they are why
+_QUOTED = 3  # and of these are shown, where they are the reason
 _CLOSED = "the connection was closed"
 _PYTHON_HINT = "name an interpreter there that has collectived with --python"
 _EXIT_GRACE = 1.0  # seconds from the end of a talk to the end of its carrier, which says why
@@ -48,9 +48,10 @@ class RemoteCommand:
 
 @dataclass(frozen=True, slots=True)
 class AgentJob:
-    """What an agent is told of the job: `folder`: its name for the folder of its sockets; `release`: of the launcher;
-    `silence_timeout`: seconds after which who heard nothing gives the other up; `open_timeout`: seconds for the agent
-    to answer.
+    """The job, as an agent gets it.
+
+    `folder`: its name for the folder of its sockets; `release`: of the launcher; `silence_timeout`: seconds without a
+    message after which a side gives the other up; `open_timeout`: seconds for the agent to answer.
     """
 
     folder: str
@@ -137,16 +138,16 @@ class RemoteHost:
             self._connection.channel.write_eof()
 
     def kill(self) -> None:
-        """Waits no longer for the carrier. The agent, if it still lives, ends by itself as it hears nothing."""
+        """Waits no longer for the carrier. The agent, if it still lives, ends by itself, because no message comes."""
         if self._connection is not None:
             self._connection.kill()
 
     def send_keepalive(self) -> None:
-        """Tells the agent that we live; the loop does so by itself while it turns."""
+        """Send the agent a sign of life. While the loop turns it does so by itself."""
         if self._connection is not None:
             self._connection.channel.send(agent_protocol.KeepAlive())
 
-    # What the line tells
+    # Called by the connection
 
     def send(self, message: agent_protocol.Message) -> None:
         """A message of process `number`, or an answer."""
@@ -216,7 +217,7 @@ class RemoteHost:
         if line is not self._connection:
             return
         if time.monotonic() - line.last_received > self._job.silence_timeout:
-            line.give_up(f"nothing was heard from it for {self._job.silence_timeout:g} s")
+            line.give_up(f"no message came from it for {self._job.silence_timeout:g} s")
             return
         self.send_keepalive()
         self._loop.call_later(min(1.0, self._job.silence_timeout / 4), partial(self._check_liveness, line))
@@ -295,7 +296,7 @@ class AgentConnection:
             self._loop.call_later(_EXIT_GRACE, self._kill_if_running)
 
     def _kill_if_running(self) -> None:
-        """Nobody is at the other end, and the carrier does not notice."""
+        """Kill a carrier that does not notice that the other end is gone."""
         if self._process.returncode is None:
             self.kill()
 

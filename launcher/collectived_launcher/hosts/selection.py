@@ -21,7 +21,7 @@ from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.hosts.remote_host import AgentJob, RemoteCommand, RemoteHost
 from collectived_proto.types import RELEASE
 
-# What the launcher sets for clients itself, and what is told to nobody.
+# Variables that the launcher sets for clients itself, and secrets, which no program gets.
 _LAUNCHER_VARIABLES = {"WORKER", "COORDINATOR", "JOB", "GROUP", "TIMEOUT", "RESTART", "SECRET", "SECRET_FILE"}
 _RENDEZVOUS_TIMEOUT = 120.0  # srun starts tasks one after the other
 _PREFIX = "COLLECTIVED_"
@@ -35,7 +35,7 @@ class RendezvousFailed(click.ClickException):
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:
-    """What the user says about hosts; None and '' where nothing is said. `clients` is per host without a number."""
+    """The user's options about hosts; None and '' where there is none. `clients` is per host without a number."""
 
     workers: int | None = None
     clients: int | None = None
@@ -134,7 +134,7 @@ def _make_ssh_factory(wish: HostOptions, listed: ClientsByHost) -> Callable[[str
 
 
 def parse_ssh_command(written: str, hosts: Collection[str]) -> list[str]:
-    """What `--ssh` says, as words.
+    """Split the value of `--ssh` into words.
 
     Raises:
         click.UsageError: it is no command, and one of the hosts is not this one.
@@ -153,7 +153,7 @@ def _python(wish: HostOptions) -> str:
 
 
 def collect_forwarded_variables(environment: Mapping[str, str], wished: tuple[str, ...]) -> dict[str, str]:
-    """What programs on other hosts get of our environment: our own variables, and those that `--env` names.
+    """Return the variables for programs on other hosts: those of collectived, and those that `--env` names.
 
     Raises:
         click.UsageError: one of them is not set here.

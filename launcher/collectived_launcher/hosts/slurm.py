@@ -1,4 +1,4 @@
-"""Slurm: which nodes are ours, and `srun` as a carrier.
+"""Slurm: the nodes of a job, and `srun` as a carrier.
 
 | where `collectived launch` is called | what it does |
 |---|---|
@@ -69,7 +69,7 @@ def find_step(environment: Mapping[str, str], program: Sequence[str]) -> SlurmSt
 
     Raises:
         click.UsageError: it has several tasks on a node; the text shows the line that was meant.
-        SystemExit: the same, and the first task tells.
+        SystemExit: the same, in a task other than the first, which reports it.
     """
     if not is_under_srun(environment):
         return None
@@ -94,7 +94,7 @@ def find_step(environment: Mapping[str, str], program: Sequence[str]) -> SlurmSt
 
 
 def _read_task_counts(environment: Mapping[str, str]) -> tuple[int, ...]:
-    """As `--ntasks` or `--ntasks-per-node` has them; SLURM_TASKS_PER_NODE alone may tell processors."""
+    """As `--ntasks` or `--ntasks-per-node` has them; SLURM_TASKS_PER_NODE alone may count processors."""
     spread = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment.get("SLURM_TASKS_PER_NODE", ""))
     each = tuple(int(tasks) for tasks, count in spread for _ in range(int(count or 1)))
     if environment.get("SLURM_NTASKS") == str(sum(each)):
@@ -132,7 +132,7 @@ def make_remote_command(node: str, python: str) -> RemoteCommand:
         "--ntasks-per-node=1",
         "--cpu-bind=none",  # the agent's clients are to have all the processors that the allocation has there
         f"--nodelist={node}",
-        "--overlap",  # our agents are the only ones who use the nodes, and share them with other steps of the user's
+        "--overlap",  # the agents of this job alone use the nodes, and share them with other steps of the user's
         "--mem=0",  # all that the allocation has there
         "--unbuffered",
         "--kill-on-bad-exit=0",

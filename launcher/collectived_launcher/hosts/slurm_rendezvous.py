@@ -1,7 +1,7 @@
 """How tasks that srun started find each other: each offers itself as an agent, and the first one takes them all.
 
 An offer is a file in a folder that all nodes share and only its user may read (0700, 0600): where the task listens, and
-a key that was made for it. Whoever dials proves that it has read the file, and so does the task, before a word is said:
+a key that was made for it. The dialler proves that it has read the file, and so does the task, before any message:
 
     task   → dialler   a fresh nonce
     dialler → task     HMAC-SHA256(key, "dial" + nonce), a fresh nonce
@@ -30,13 +30,13 @@ from collectived_proto.private_files import write_atomically
 _NONCE = 16
 _PROOF = 32
 _DIAL_SECONDS = 5.0  # for each address of a task
-_HANDSHAKE_TIMEOUT = 10.0  # for the other to prove who it is
+_HANDSHAKE_TIMEOUT = 10.0  # for the other side's proof
 _CHUNK = 1 << 16
 _POLL_INTERVAL = 0.1  # seconds
 
 
 class RendezvousTimeout(Exception):
-    """Those who were to meet did not; the text says where they looked."""
+    """The tasks did not meet; the text says where they looked."""
 
 
 def make_remote_command(offer: Path) -> RemoteCommand:
@@ -46,10 +46,10 @@ def make_remote_command(offer: Path) -> RemoteCommand:
 
 
 def offer_agent(path: Path, within: float) -> socket.socket:
-    """Offers this process as an agent; the connection of the one who took it.
+    """Offer this process as an agent, and return the connection of the dialler that took it.
 
     Raises:
-        RendezvousTimeout: nobody did within so many seconds.
+        RendezvousTimeout: no dialler came within so many seconds.
         OSError: the offer cannot be written.
     """
     key = secrets.token_bytes(32)
@@ -95,10 +95,10 @@ def await_offers(folder: Path, numbers: list[int], within: float) -> list[Path]:
 
 
 def _write(path: Path, said: dict[str, object]) -> None:
-    """Whole or not at all, and for nobody else to read."""
+    """Write a file whole or not at all, and readable by this user alone."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.parent.stat().st_uid != os.getuid() or path.parent.stat().st_mode & 0o077:
-        raise PermissionError(f"{path.parent} must be a directory of yours with mode 0700")
+        raise PermissionError(f"{path.parent} must be your directory with mode 0700")
     write_atomically(path, json.dumps(said))
 
 
@@ -124,7 +124,7 @@ def _dial(said: dict[str, object]) -> socket.socket:
     """The first one's side.
 
     Raises:
-        OSError: nobody answers, or somebody else.
+        OSError: no task answers, or another process does.
     """
     names, port, key = said["names"], said["port"], bytes.fromhex(str(said["key"]))
     assert isinstance(names, list) and isinstance(port, int)

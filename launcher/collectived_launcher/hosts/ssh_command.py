@@ -24,13 +24,13 @@ def make_remote_command(host: str, python: str, ssh: Sequence[str], silence: flo
         silence: seconds after which a host that does not answer is given up.
     """
     options = (
-        ("BatchMode", "yes"),  # nobody can answer questions: a key that is not accepted is an error
+        ("BatchMode", "yes"),  # there is no user to answer questions: a key that is not accepted is an error
         ("ConnectTimeout", str(_CONNECT_SECONDS)),
         ("ServerAliveInterval", str(max(1, math.ceil(silence / _ALIVE_COUNT)))),
         ("ServerAliveCountMax", str(_ALIVE_COUNT)),
         ("ControlPath", "none"),  # a shared connection would outlive us
         ("ClearAllForwardings", "yes"),
-        ("LogLevel", "ERROR"),  # what is printed is why it failed, not a banner
+        ("LogLevel", "ERROR"),  # its output is the reason of a failure, not a banner
     )
     said = [word for option in options for word in ("-o", "=".join(option))]
     there = f"exec {shlex.quote(python)} -P -m {AGENT_MODULE}"

@@ -96,7 +96,7 @@ class Child:
         self.exit_callback()
 
     def describe(self) -> str:
-        """Who it is: `rank 3 on b (pid 12)`."""
+        """Its name, host and pid: `rank 3 on b (pid 12)`."""
         pid = f" (pid {self.pid})" if self.pid else ""
         return f"{self.name} on {self._host_name}{pid}" if self._host_name else f"{self.name}{pid}"
 
@@ -123,7 +123,7 @@ class Daemon(Child):
         super().__init__(name, terminal, log, place=place)
         self.ready_info: dict[str, Any] | None = None
         self.drain_reply_json = ""
-        """What came of its drain, a DrainReply as JSON; '' where it has not said."""
+        """The result of its drain, a DrainReply as JSON; '' before it has come."""
         self.ready_callback: Callable[[], None] = lambda: None
 
     @property
@@ -144,7 +144,7 @@ class Daemon(Child):
         self.start_program(host, ProgramSpec(tuple(command), variables, secret=secret))
 
     def _format_line(self, line: bytes) -> bytes:
-        """Daemons tell what others have named; ranks may colour what they say."""
+        """Sanitize a line: daemons write names that others chose. Ranks may colour their output."""
         return sanitize_text(line.decode(errors="replace")).encode()
 
     def close_stdin(self) -> None:

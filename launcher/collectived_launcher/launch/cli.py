@@ -124,7 +124,7 @@ from collectived_proto.ipc import job_files
     "--http",
     callback=check_http_address,
     metavar="[HOST:]PORT",
-    help="Serve a web page with the live output of `status`, for everybody with the printed link; on the loopback "
+    help="Serve a web page with the live output of `status`, for all readers with the printed link; on the loopback "
     "without HOST; port 0: a free one.",
 )
 @click.option(

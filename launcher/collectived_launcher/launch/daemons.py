@@ -1,6 +1,6 @@
 """The coordinator and the workers of one job: start them (again), wait until they serve, end them.
 
-The web page that the coordinator of a job serves, and how people are told of it.
+Also the web page that the coordinator of a job serves, and the line that shows its link.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Daemons:
 
     @property
     def viewing_token(self) -> str:
-        """What whoever looks at the page or at metrics is to show."""
+        """The token for the page and the metrics."""
         return viewing_token(self._secret)
 
     def start(self) -> bool:
@@ -172,14 +172,14 @@ class Daemons:
                 daemon.exit_callback = lambda: None
                 if daemon.ready_info:
                     daemon.close_stdin()
-                else:  # it may not listen yet, and nobody knows it
+                else:  # it may not listen yet, and no process knows it
                     daemon.send(signal.SIGKILL)
             if not await_end(self._loop, living, self._command.end_timeout):
                 self._kill(living)
             for daemon in living:
                 if daemon.status not in (0, -signal.SIGKILL) or daemon.trouble:
                     self._terminal.say(
-                        f"collectived: {daemon.describe()} was told to end and failed: {daemon.describe_end()}"
+                        f"collectived: {daemon.describe()} was asked to end and failed: {daemon.describe_end()}"
                     )
 
     def _kill(self, daemons: Sequence[Daemon]) -> None:
@@ -197,7 +197,7 @@ class Daemons:
         python, *line = command.line
         if python == sys.executable:  # over there it is another
             python = host.facts.python
-        # What a file says about addresses is meant for daemons that stay, of which a host has one.
+        # Addresses in a file are meant for daemons that stay, of which a host has one.
         start = ("--config", "none", *NO_TLS_FLAGS, "--job", self._job.name)
         words = (python, *line, kind, *start, *place, "--attached", *command.options)
         daemon.start(host, words, self._secret, command.variables)
@@ -216,7 +216,8 @@ class Daemons:
             page = ("--http", self._http) if self._http else ()
             return ("coordinator", *listen, *page, *self._command.coordinator_options)
         task = self._job.worker_names.index(name)
-        # The coordinator may be on its way back too. Whoever looks for it in vain is to say so before we lose patience.
+        # The coordinator may be on its way back too. A worker that looks for it in vain must say so before the launcher
+        # gives up.
         patience = f"{self._command.ready_timeout * 0.8:g}"
         links = ("--link-listen", join_host_port(address, 0), "--host-name", host.name) if address else ()
         place = ("--coordinator", self._coordinator_address, "--patience", patience, "--folder", folder)
@@ -242,7 +243,7 @@ class Daemons:
             return False
         for daemon in sorted(
             daemons, key=lambda daemon: daemon.is_alive
-        ):  # whoever ended is why the others are not ready
+        ):  # a daemon that ended is why the others are not ready
             if not daemon.is_alive or not daemon.ready_info:
                 raise StartError(self._explain_not_ready(daemon))
         return True
@@ -276,14 +277,14 @@ def await_end(loop: Loop, children: Sequence[Child], seconds: float = float("inf
 
 @dataclass(frozen=True, slots=True)
 class WebPageLink:
-    """The coordinator's web page; `token` is to be shown by whoever looks."""
+    """The coordinator's web page; readers must show `token`."""
 
     url: str
     token: str = ""
 
     @classmethod
     def from_ready_info(cls, told: Mapping[str, Any], secret: str) -> WebPageLink:
-        """The page of which the coordinator of a job with this secret told when it was ready."""
+        """Make the link from the data that the coordinator of a job with this secret sent when it was ready."""
         return cls(told["url"], viewing_token(secret) if told["needs_token"] else "")
 
     @property
@@ -292,11 +293,11 @@ class WebPageLink:
 
     @property
     def link(self) -> str:
-        """What a browser opens. What follows the # never leaves it, so no server logs it."""
+        """The link for a browser. The browser never sends the part after the #, so no server logs it."""
         return f"{self.url}#token={self.token}" if self.token else self.url
 
     def format_line(self, job_file: str, terminal: bool, place: str = "") -> str:
-        """What is said of it. A token is shown to people only: what is no terminal may be a log that others read.
+        """Format the line about the page. Only a terminal gets the token: other output may be a log that others read.
 
         Args:
             place: the host of the coordinator, where it has to be said.

@@ -1,4 +1,4 @@
-"""What is to run: a job's name, its hosts, its ranks, and the environment in which each client finds its place.
+"""The description of a job: its name, its hosts, its ranks, and the environment in which each client finds its place.
 
 Ranks are dealt out worker by worker: worker 0 has the first `clients[0]`, worker 1 the next, and so on.
 """
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def worker_names(self) -> list[str]:
-        """What people know the workers by, in order of their tasks."""
+        """The names of the workers for people, in order of their tasks."""
         return [f"worker {task}" for task in range(self.worker_count)]
 
     def get_host_label(self, worker: int) -> str:
@@ -120,7 +120,7 @@ class Addresses:
 
 
 def client_environment(job: Job, addresses: Addresses, rank: int, restart: int) -> dict[str, str]:
-    """The variables that tell a client which rank it is and where its worker serves."""
+    """The variables with a client's rank and the address of its worker."""
     worker = job.find_worker(rank)
     variables = {
         **job.variables,

@@ -1,4 +1,4 @@
-"""What the daemons of a job log, for `collectived logs`: files in the job's folder on the host of `collectived launch`.
+"""The logs of a job's daemons, for `collectived logs`: files in the job's folder on the host of `collectived launch`.
 
     <job>/daemon-logs/<host>/<daemon>.log     with --log-dir a link to the file there
 

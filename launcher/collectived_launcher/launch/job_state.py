@@ -1,10 +1,10 @@
-"""What to do when a client ends, a daemon dies or somebody presses Ctrl-C: events in, actions out.
+"""The actions of the launcher when a client ends, a daemon dies or the user presses Ctrl-C: events in, actions out.
 
     RUNNING ── a client fails ──► GRACE ── grace is over ──► ENDING ── kill_after is over ──► KILLED
        │                            │                          ▲  │                             ▲
        └────────── a signal ────────┴──────────────────────────┘  └────── a second signal ──────┘
 
-In GRACE the other clients see their errors and end by themselves. ENDING: they have been told to end (SIGTERM, or the
+In GRACE the other clients see their errors and end by themselves. ENDING: they have been asked to end (SIGTERM, or the
 signal that the launcher got). From every phase the job is over when no client is alive.
 
 A daemon that ends by itself is started again (`restarts`) until ENDING; only where it has used up its restarts is its
@@ -47,7 +47,7 @@ class ClientEnded:
 
 @dataclass(frozen=True, slots=True)
 class DaemonEnded:
-    """Not told to, whatever its status. `jitter` in [0, 1) shortens the pause before its restart."""
+    """A daemon ended unasked, with any status. `jitter` in [0, 1) shortens the pause before its restart."""
 
     name: str
     status: int
@@ -63,7 +63,7 @@ class DaemonReady:
 
 @dataclass(frozen=True, slots=True)
 class SignalReceived:
-    """The launcher got this signal; SIGPIPE stands for "nobody reads what we write"."""
+    """The launcher got this signal; SIGPIPE stands for a reader of its output that is gone."""
 
     signum: int
 
@@ -172,7 +172,7 @@ def decide(state: JobState, event: Event, now: float) -> tuple[JobState, tuple[A
 
 
 def exit_status(state: JobState) -> int:
-    """What the launcher exits with once the job is over: 130 if it was told to end, 1 after a failure."""
+    """The exit status of the launcher once the job is over: 130 if it was interrupted, 1 after a failure."""
     if state.interrupted_by is not None:
         return 1 if state.interrupted_by == signal.SIGPIPE else 130
     return 1 if state.first_failure is not None else 0

@@ -1,4 +1,4 @@
-"""What the launcher says while a job runs, and what it keeps of it for the summary."""
+"""The messages of the launcher while a job runs, and the data that it keeps of them for the summary."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from collectived_proto.report.phrases import ranks_text
 
 
 class JobMessages:
-    """Each method tells of one event, after it was decided what to do about it."""
+    """Each method reports one event, after the decision what to do about it."""
 
     def __init__(self, policy: Policy, terminal: Terminal) -> None:
         self._policy, self._terminal = policy, terminal
@@ -108,7 +108,7 @@ def _describe_failure(child: Child, sent: int | None) -> ProcessFailure:
 
 
 def _describe_effect(daemon: Daemon, state: JobState, new_groups: str) -> str:
-    """What the loss of a daemon means for the clients."""
+    """Describe the effect of a lost daemon on the clients."""
     if daemon.name == COORDINATOR:
         return f"running groups go on, {new_groups}"
     ranks = [rank for rank, worker in sorted(state.workers.items()) if worker == daemon.name]

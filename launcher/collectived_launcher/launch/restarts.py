@@ -62,7 +62,7 @@ def record_restart(daemon: DaemonRestartState, ready_within: float, now: float) 
 
 
 def record_ready_timeout(daemon: DaemonRestartState) -> DaemonRestartState:
-    """It has not come to serve in time and is being killed; what follows is its end."""
+    """It has not come to serve in time and is being killed; its end follows."""
     return replace(daemon, ready_deadline=math.inf)
 
 

@@ -1,7 +1,7 @@
 """Runs one job on its hosts: coordinator, workers, then clients; and takes them down again, clients first.
 
-What to do when something ends is decided in `job_state`, and told by `messages`; here it is done. One thread, one
-wait (`loop`). What starts processes on this host and on others lies behind `host`: whatever happens to the launcher,
+`job_state` decides what to do when a process ends, `messages` reports it, and this module does it. One thread, one
+wait (`loop`). `host` starts processes on this host and on others: whatever happens to the launcher,
 nothing outlives it.
 """
 
@@ -51,7 +51,7 @@ from collectived_launcher.launch.messages import JobMessages
 from collectived_launcher.launch.summary import ClientReport, read_reports
 
 UNREACHABLE = 3
-_REPORTS_TIMEOUT = 5.0  # seconds for hosts to tell why clients failed
+_REPORTS_TIMEOUT = 5.0  # seconds for hosts to report why clients failed
 _END_TIMEOUT = KILL_AFTER + 3.0  # seconds for an agent to end what it started, and itself
 
 RemoteHostsFactory = Callable[[Loop, LocalHost], dict[str, Host]]
@@ -82,8 +82,8 @@ class Run:
 
     Args:
         folder: for the job's sockets on this host.
-        daemons: how they are started; or where they are, if they run already and stay.
-        log_dir: gets one file per process; what they print is shown on `terminal`.
+        daemons: how they are started, or where they are if they run already and stay.
+        log_dir: gets one file per process, whose output is also shown on `terminal`.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Run:
             here = LocalHost(self._loop, self._folder, self._job_hosts.here)
             self._hosts: dict[str, Host] = {self._job_hosts.here: here}
             try:
-                here.open(lambda: None)  # first of all, for from then on somebody cleans up after us
+                here.open(lambda: None)  # first of all, for from then on the reaper cleans up after the launcher
                 self._terminal.say(self._job.format_banner(), stream=1)
                 if self._job_hosts.others is not None:
                     self._hosts.update(self._job_hosts.others(self._loop, here))
@@ -211,7 +211,7 @@ class Run:
             self._write_metrics_token(daemons.viewing_token)
 
     def _write_metrics_token(self, token: str) -> None:
-        """Puts the token for metrics into the job's folder on every host, for whoever scrapes there."""
+        """Puts the token for metrics into the job's folder on every host, for scrapers there."""
         answers: list[TaskResult] = []
         names = dict.fromkeys(self._job.hosts)
         for name in names:
@@ -292,8 +292,11 @@ class Run:
                     self._handle_event(event)
 
     def _collect_events(self) -> list[Event]:
-        """What happened. Daemons and clients that were killed go before clients that ended by themselves in the same
-        turn: they may have failed because of those, never the other way round."""
+        """Return the events since the last call, in order.
+
+        Killed daemons and clients come before clients that ended by themselves in the same turn. The latter may have
+        failed because of the former, never the other way round.
+        """
         events, self._events = self._events, []
         events.sort(key=lambda event: isinstance(event, ClientEnded) and event.status >= 0)
         while self._loop.signals:
@@ -329,7 +332,7 @@ class Run:
                     self._finished = True
 
     def _collect_reports(self) -> dict[int, ClientReport]:
-        """What clients have left that tells why they failed, as far as their hosts answer in time."""
+        """Collect the reports in which clients say why they failed, as far as their hosts answer in time."""
         if not self._messages.has_failures:
             return {}
         ranks: dict[str, dict[str, int]] = {}
@@ -385,6 +388,6 @@ class Run:
             self._loop.run_once(deadline - time.monotonic())
         for host in others:
             if not host.closed:
-                self._say(f"{host.name} did not end within {_END_TIMEOUT:g} s; what is left there ends by itself")
+                self._say(f"{host.name} did not end within {_END_TIMEOUT:g} s; its processes end by themselves")
                 host.kill()
         here.close()

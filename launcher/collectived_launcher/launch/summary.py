@@ -1,4 +1,4 @@
-"""What is told at the end of a job: the root cause first, because the other failures are mostly its consequences."""
+"""The summary at the end of a job: the root cause first, because the other failures are mostly its consequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collectived_proto.report.phrases import ranks_text, sanitize_text
 
 @dataclass(frozen=True, slots=True)
 class ProcessFailure:
-    """How one process ended: who it is and how it ended, in words; `last_signal` is the last signal that the launcher
+    """How one process ended: its name and its end, in words; `last_signal` is the last signal that the launcher
     had sent it, if any; `rank` is None of a daemon."""
 
     process: str
@@ -48,7 +48,7 @@ def format_times(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClientReport:
-    """What a client says of its end (`collectived.connection.failure_file`): the exception that ended it.
+    """A client's report of its end (`collectived.connection.failure_file`): the exception that ended it.
 
     blamed: the ranks of the job that the verdict behind it blames; none where it failed by itself.
     """
@@ -84,13 +84,13 @@ def read_reports(answers: Mapping[int, Any], clients: Mapping[int, tuple[int, in
 
 
 def find_root_cause(ended: Sequence[int], reports: Mapping[int, ClientReport]) -> int | None:
-    """The rank whose failure no verdict explains: from the first that one does explain, follow whom it blames.
+    """The rank whose failure no verdict explains: from the first that one does explain, follow the rank that it blames.
 
     Args:
         ended: ranks that failed, in the order of their ends.
 
     Returns:
-        None where no report says who it is.
+        None where no report names it.
     """
     explained = [rank for rank in ended if rank in reports and reports[rank].blamed]
     if not explained:

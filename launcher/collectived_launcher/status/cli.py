@@ -1,4 +1,4 @@
-"""`collectived status`: what runs, who waits for whom, and what failed; from any shell of the user."""
+"""`collectived status`: running groups, ranks that others wait for, and failures; from any shell of the user."""
 
 from __future__ import annotations
 

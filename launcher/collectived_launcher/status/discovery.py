@@ -26,7 +26,7 @@ from collectived_proto.v1.coordinator_pb2_grpc import CoordinatorStub
 from collectived_proto.v1.status_pb2 import StatusReply, StatusRequest
 from collectived_proto.v1.worker_pb2_grpc import WorkerStub
 
-TIMEOUT = 2.0  # seconds for an answer, where the machine is busy; what is stopped is not waited for
+TIMEOUT = 2.0  # seconds for an answer, where the machine is busy; a stopped process is not waited for
 WHOLE_REPLY_SECONDS = 0.4  # after so many, what workers know by themselves is taken instead of the whole
 HEDGE_DELAY = 0.05  # seconds before the next one is asked too
 PARTS_TIMEOUT = 0.2  # seconds for what workers know by themselves
@@ -81,16 +81,16 @@ def find_target(worker: str | None, job: str | None, environment: Mapping[str, s
         if system := job_files.find_system_worker():
             return Target((system,), "the system's worker")
         if starting := job_files.list_starting_jobs():
-            raise Unreachable(f"no job of yours serves on this host yet, and one is starting: {', '.join(starting)}")
+            raise Unreachable(f"your job on this host does not serve yet, it is starting: {', '.join(starting)}")
         raise Unreachable(
-            f"no job of yours runs on this host (none in {job_files.runtime_path()}, and no "
+            f"you have no job running on this host (none in {job_files.runtime_path()}, and no "
             f"{job_files.SYSTEM_FOLDER / job_files.SYSTEM_SOCKET}); start one with\n"
             "    collectived launch --workers 2 --clients 2 -- python train.py\n"
             "or name a worker: --worker unix:/path or --worker host:port"
         )
     if len(running) > 1:
         lines = "\n".join(f"    --job {one.job}  ({one.command})" for one in running)
-        raise click.UsageError(f"{len(running)} jobs of yours run on this host; say which:\n{lines}")
+        raise click.UsageError(f"you have {len(running)} jobs running on this host; say which:\n{lines}")
     return _make_job_target(running[0])
 
 
@@ -104,7 +104,7 @@ def find_job(name: str, running: Sequence[JobFile]) -> JobFile:
         if job.job == name:
             return job
     names = ", ".join(job.job for job in running) or "none"
-    raise Unreachable(f"no job {name!r} of yours runs on this host; jobs that do: {names}")
+    raise Unreachable(f"you have no job {name!r} running on this host; running jobs: {names}")
 
 
 def _make_job_target(job: JobFile) -> Target:
@@ -142,7 +142,10 @@ def request_status(target: Target) -> StatusReply:
 
 
 class _LocalReplies:
-    """What these workers know by themselves: all are asked at once. `answers` has an entry for each that has ended."""
+    """The answers of these workers about themselves: all are asked at once.
+
+    `answers` has an entry for each that has ended.
+    """
 
     def __init__(self, workers: Sequence[str], channels: contextlib.ExitStack) -> None:
         self.answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
@@ -161,7 +164,7 @@ class _LocalReplies:
         return any(answer.done() and answer.code() is grpc.StatusCode.OK for answer in self._calls.values())
 
     def collect(self, until: float) -> tuple[list[StatusReply], list[str]]:
-        """What was told until then, and by whom nothing."""
+        """Return the answers until then, and the workers that have not answered."""
         parts, silent = [], []
         for worker, answer in self._calls.items():
             try:
@@ -181,7 +184,7 @@ class _Answer:
 def _await_first_reply(
     target: Target, channels: contextlib.ExitStack, parts: _LocalReplies, begun: float
 ) -> StatusReply | None:
-    """None: it takes too long, and some worker has told its part."""
+    """Wait for a whole answer. None: it takes too long, and some worker has answered its part."""
     failures: list[str] = []
     asked: list[tuple[str, Callable[[grpc.Channel], Any]]] = [(one, WorkerStub) for one in target.workers[:_MAX_ASKED]]
     if target.coordinator:
@@ -228,7 +231,7 @@ def _describe_failure(address: str, error: grpc.RpcError, target: Target) -> str
 
 
 def refusal_text(address: str, error: grpc.RpcError) -> str:
-    """What a daemon answered that does not want us, and how it may."""
+    """Describe the answer of a daemon that refused, and how it may be made to answer."""
     said = f"{address} answered {error.code().name}: {describe_failure(error)}"
     if error.code() is not grpc.StatusCode.UNAUTHENTICATED:
         return said
@@ -236,7 +239,7 @@ def refusal_text(address: str, error: grpc.RpcError) -> str:
 
 
 def _check_stopped(addresses: Sequence[str], target: Target) -> None:
-    """Nobody waits for those who cannot answer."""
+    """Raise at once if all of these workers are stopped, for a stopped process cannot answer."""
     pids = {address: find_stopped_pid(address) for address in addresses}
     if all(pids.values()):
         lines = [

@@ -12,9 +12,9 @@ from collectived_proto.v1 import status_pb2 as pb
 
 
 def filter_status(reply: pb.StatusReply, group: str | None = None, host: str | None = None) -> pb.StatusReply:
-    """What concerns this group (by its short or whole name) and this host.
+    """Return the part of a status that concerns this group (by its short or whole name) and this host.
 
-    Of a group, workers are those that its members are on; of a host, groups those that have members there, who alone
+    Of a group, workers are those that its members are on; of a host, groups those that have members there, which alone
     are listed.
 
     Raises:
@@ -63,7 +63,7 @@ def _keep(field: Any, kept: Sequence[Any]) -> None:
 
 
 def filter_findings(whole: pb.StatusReply, part: pb.StatusReply) -> list[StatusFinding]:
-    """What is wrong in the part, told with what is known of the whole: who is missing may be on another host."""
+    """The findings of the part, in the words of the whole: missing ranks may be on another host."""
     if part is whole:
         return collect_findings(whole)
     groups = {short_group_name(part, group.name) for group in part.groups}

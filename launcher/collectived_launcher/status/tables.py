@@ -48,7 +48,7 @@ _PARTIAL = "seen from here"
 
 
 def build_tables(reply: pb.StatusReply, found: Sequence[StatusFinding], wide: bool = False) -> Iterator[Table | Text]:
-    """What to print, in order."""
+    """Build the tables and texts to print, in order."""
     yield from _findings(found, wide)
     yield _coordinator(reply, wide)
     yield _counts(reply)
@@ -184,7 +184,7 @@ def _percent_text(part: float, whole: float) -> str:
 
 
 def _auto_choices(reply: pb.StatusReply) -> Iterator[Text]:
-    """What AUTO chooses, where there is a choice: a group of one worker is folded by it."""
+    """The choices of AUTO. A group of one worker has none: the worker folds it."""
     for group in reply.groups:
         if group.table and len({member.worker for member in group.members}) > 1:
             rows = "; ".join(map(str, tiers_from_proto(group.table)))
@@ -329,7 +329,7 @@ def _failures(reply: pb.StatusReply) -> Table:
 
 
 def _text(told: str, style: str = "") -> Text:
-    """What others have named is no markup, and does not steer the terminal."""
+    """Make a text without markup or control characters, because others choose the names in it."""
     return Text(sanitize_text(told), style=style)
 
 

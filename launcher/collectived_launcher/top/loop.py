@@ -33,7 +33,7 @@ class TopLoop:
         self._answer: LatestStatus | Exception | None = None  # from the thread, taken by the loop
 
     def run(self) -> int:
-        """Until somebody ends it, or the job is over; the signal that ended it, or 0."""
+        """Run until the user ends it, or the job is over. Return the signal that ended it, or 0."""
         with Screen() as screen:
             ended_by = self._loop(screen)
         if self._request_thread is not None:
@@ -74,7 +74,7 @@ class TopLoop:
 
     def _update(self, screen: Screen) -> None:
         answer = self._answer
-        if isinstance(answer, Exception):  # a fault of ours, which must not end in a thread that nobody looks at
+        if isinstance(answer, Exception):  # a defect, which must be raised in the main thread
             raise answer
         if answer is not None:
             self._answer, self._request_thread = None, None
@@ -99,7 +99,7 @@ class TopLoop:
 
 
 def has_job_ended(target: Target) -> bool:
-    """Whether the job that was found running does no longer. Of a worker that was named nobody can tell."""
+    """Whether the job that was found running has ended. False for a named worker, whose job is not known."""
     if not target.origin.startswith("job "):
         return False
     return all(f"job {job.job}" != target.origin for job in job_files.list_running_jobs())

@@ -1,4 +1,4 @@
-"""What the person at the keyboard has chosen, and what each key makes of it. Pure."""
+"""The choices of the user at the keyboard, and the effect of each key. Pure."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class TopState:
 
 
 def parse_keys(typed: bytes) -> list[str]:
-    """The keys that were typed, by name; bytes that are no key of ours stand for themselves."""
+    """The keys that were typed, by name; other bytes stand for themselves."""
     return [_KEY_NAMES.get(key, key.decode("latin-1")) for key in _KEY.findall(typed)]
 
 
 def apply_key(state: TopState, key: str, rows: int, page: int) -> TopState:
-    """What a key makes of the state, where the view has `rows` and the screen shows a `page` of them."""
+    """Return the state after a key, where the view has `rows` and the screen shows a `page` of them."""
     if key in ("q", "Q"):
         return replace(state, quit_requested=True)
     if key == "?":

@@ -95,7 +95,7 @@ class Screen:
             os.close(self._wake_write)
 
     def wait(self, seconds: float) -> list[KeyInput | ExitSignal]:
-        """What happened, as soon as something did, or nothing after that time."""
+        """Wait for events, and return them; [] after that time."""
         typed = sys.stdin.fileno()
         readable, _, _ = select.select([typed, self._wake_read], [], [], max(0.0, seconds))
         events: list[KeyInput | ExitSignal] = []

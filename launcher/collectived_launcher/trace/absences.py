@@ -1,4 +1,4 @@
-"""Who had not arrived: what the accounts of all workers say together of collectives that have not succeeded. Pure."""
+"""Ranks that had not arrived at collectives that have not succeeded, by the accounts of all workers. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ CollectiveKey = tuple[int, int, int]  # of the group, generation, instance
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """A rank that somebody has waited for, or still waits for. Times are the trace's, in seconds.
+    """A rank for which others have waited, or still wait. Times are the trace's, in seconds.
 
-    task: of its worker; None where nobody says it. code: with which the collective has failed; 0 while it waits. known:
-    what the rank did last, where its worker told it.
+    task: of its worker; None where no account says it. code: with which the collective has failed; 0 while it waits.
+    known: the last action of the rank, where its worker reported it.
     """
 
     group: str
@@ -42,7 +42,7 @@ class Absence:
         return self.code in (Code.UNAVAILABLE, Code.ABORTED)
 
 
-# What verdicts say of the ranks that they name; those of other codes do not say that anybody was waited for.
+# Texts about the ranks that a verdict names, by its code. Other codes do not say that a rank was waited for.
 _FATE_TEXTS: dict[int, str] = {
     Code.DEADLINE_EXCEEDED: "had not arrived",
     Code.UNAVAILABLE: "was lost",
@@ -66,7 +66,7 @@ class _MergedCollective:
 
 
 def find_absences(account: CollectedTrace) -> list[Absence]:
-    """Ranks that were waited for in vain, and those that are waited for now; first who is waited for longest."""
+    """Ranks that were waited for in vain, and those that are waited for now; first the longest wait."""
     told = _merge_collectives(account)
     found = [absence for key, one in told.items() for absence in _find_absences_in(account, key, one)]
     return sorted(found, key=lambda absence: (absence.code != 0, absence.since, absence.rank))
@@ -125,7 +125,7 @@ def _has_not_arrived(group_loop: TraceLane | None, known: TraceRank | None, key:
 def _find_worker(
     account: CollectedTrace, key: CollectiveKey, rank: int
 ) -> tuple[TracedProcess | None, TraceLane | None]:
-    """The worker of a rank, where it has told of the group as it is now."""
+    """The worker of a rank, where it has reported the current generation of the group."""
     for worker in account.workers.values():
         for group_loop in worker.group_loops:
             if group_loop.key == key[0] and group_loop.living and rank in group_loop.ranks:
@@ -134,7 +134,7 @@ def _find_worker(
 
 
 def _find_task(account: CollectedTrace, key: CollectiveKey, rank: int) -> int | None:
-    """The number of its worker by what others say; None where nobody does."""
+    """The number of its worker by the accounts of others; None where none has it."""
     for worker in account.workers.values():
         for group_loop in worker.group_loops:
             if group_loop.key == key[0]:

@@ -44,21 +44,21 @@ class TracedProcess:
 
 @dataclass(slots=True)
 class CollectedTrace:
-    """What all workers told. `unix_time` is the time of day when the common clock showed `monotonic_time`.
-    `answered_by`: the worker that spoke for itself, as the coordinator does not answer; '' where the coordinator
-    told.
+    """The reports of all workers. `unix_time` is the time of day when the common clock showed `monotonic_time`.
+    `answered_by`: the worker that answered, if the coordinator does not answer; '' where the coordinator
+    answered.
     """
 
     unix_time: float = 0.0
     monotonic_time: float = 0.0
     answered_by: str = ""
     workers: dict[int, TracedProcess] = field(default_factory=dict)
-    silent_workers: dict[int, str] = field(default_factory=dict)  # task -> host: asked, and not heard
+    silent_workers: dict[int, str] = field(default_factory=dict)  # task -> host: asked, without an answer
     warnings: list[str] = field(default_factory=list)
 
     @property
     def group_names(self) -> set[str]:
-        """Names of those of which anybody has told."""
+        """Names of the groups that some worker has reported."""
         return {group_loop.group for worker in self.workers.values() for group_loop in worker.group_loops}
 
     @property

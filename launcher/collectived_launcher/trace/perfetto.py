@@ -1,4 +1,4 @@
-"""From what workers have told to the events of a trace: who arrived when, what ran, what moved, who was missing. Pure.
+"""Events of a trace from the reports of workers: arrivals, runs, moves of data, and missing ranks. Pure.
 
 The form is the Trace Event Format's JSON object, which Perfetto and chrome://tracing show. One process per worker; in
 it for each group a track per local rank, one for its group loop, and where data moves between workers one for packs
@@ -44,7 +44,7 @@ class PerfettoTrace:
 
     @property
     def collective_count(self) -> int:
-        """How many are told of, each counted once, without sends and recvs."""
+        """The number of reported collectives, each counted once, without sends and recvs."""
         return len(
             {
                 (worker.group_loops[one.lane].key, one.generation, one.instance)
@@ -95,7 +95,7 @@ class PerfettoTrace:
 
 
 def _first_time(worker: TracedProcess) -> float:
-    """When the first of what it tells began, by the common clock; infinity where it tells nothing."""
+    """When its first reported event began, by the common clock; infinity where it reported none."""
     begun = (
         at
         for one in worker.collectives
@@ -137,7 +137,7 @@ def _absence_slice(absence: Absence) -> Slice:
 
 
 def _metadata(account: CollectedTrace, absent: list[Absence], zero: float) -> dict[str, Any]:
-    """What a reader must know of the whole; `zero` is the time of the common clock that the trace calls 0."""
+    """Describe the whole trace for its reader; `zero` is the time of the common clock that the trace calls 0."""
     return {
         "format": "collectived trace 1",
         "unix_time_of_zero": account.unix_time + zero - account.monotonic_time,

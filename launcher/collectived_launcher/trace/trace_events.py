@@ -17,7 +17,7 @@ Event = dict[str, Any]
 class Slice:
     """`begin` and `end` are seconds of the trace's clock; `children` are cut to lie within, and follow one another.
 
-    args: makes what is told of it when it is written, and not before: there are very many.
+    args: makes its arguments when it is written, and not before: there are very many slices.
     """
 
     track: str
@@ -34,7 +34,7 @@ class Slice:
 
 
 class TraceProcess:
-    """What a viewer shows as a process."""
+    """A process in the viewer."""
 
     def __init__(self, pid: int, name: str, label: str = "") -> None:
         self.pid = pid

@@ -145,7 +145,7 @@ size_t result_size(int dtype, int op) {
     return item_size(dtype);
 }
 
-/* What a loop counts to for one partial: numbers, or bytes. */
+/* The steps of a loop for one partial: numbers, or bytes. */
 static size_t steps_per_partial(int dtype, int op) {
     if (op >= OP_BAND) return item_size(dtype);
     if (op == OP_MEAN && is_integer(dtype)) return partial_size(dtype, op) / sizeof(i64);

@@ -83,7 +83,7 @@ static int flags_change(PyObject *array) {
 }
 
 int knows_layout(PyObject *array_type) {
-    if (PyType_GetSlot((PyTypeObject *)array_type, BF_RELEASEBUFFER)) return 0; /* it counts who looks into its arrays */
+    if (PyType_GetSlot((PyTypeObject *)array_type, BF_RELEASEBUFFER)) return 0; /* it counts views of its arrays */
     PyObject *rows = PyLong_FromLong(3), *columns = PyLong_FromLong(5), *shape = rows && columns ? PyTuple_Pack(2, rows, columns) : NULL;
     PyObject *array = shape ? PyObject_CallFunctionObjArgs(array_type, shape, NULL) : NULL;
     int known = array && (PyObject *)array->ob_type == array_type && says_the_same(array) && flags_change(array);

@@ -1,6 +1,6 @@
 /* arrays.h: arrays of NumPy's, read where they lie.
  *
- * Through the buffer protocol each array takes 0.15 µs, for NumPy writes down its format every time. What is compiled
+ * Through the buffer protocol each array takes 0.15 µs, for NumPy writes down its format every time. Code that is compiled
  * against NumPy reads the fields themselves (PyArray_DATA and others are macros), so their places are part of NumPy's
  * binary interface, the same in versions 1 and 2. Nothing of NumPy is needed to build the core; whether the fields are
  * where `arrays.c` says is found out with an array of the NumPy that runs. If they are not, the buffer protocol is used.

@@ -13,7 +13,7 @@ void free_bundle(struct bundle *bundle);
 /* Takes hold of all arrays of `value`, and of `out`, or of new ones in a new list; `into` is the list of the result, or NULL. 1; or 0:
  * these are others than were remembered, or a result would be written over what is still read; or -1 with an error set. */
 int take_bundle(const Repeats *r, const struct bundle *bundle, struct held *h, PyObject *value, PyObject *out, PyObject **into);
-/* What the job holds of the value, and of the result: each a new list in the order in which the caller has them, or None. 0, or -1 with an
+/* The arrays of the value, and of the result, that the job holds: each a new list in the order in which the caller has them, or None. 0, or -1 with an
  * error set. */
 int list_held(const struct bundle *bundle, const struct held *h, PyObject **value, PyObject **result);
 /* Arrays that it holds. While it compares others, it needs room for one more. */

@@ -71,7 +71,7 @@ static PyObject *wrap(Engine *e, struct held *h) {
     if (!job) return NULL; /* the job goes on, and what it holds is never freed */
     Py_IncRef((PyObject *)e);
     job->engine = e, job->held = h, h->job.owner = job;
-    if (!e->segment && is_over(h)) return (PyObject *)job; /* nobody reaps it any more */
+    if (!e->segment && is_over(h)) return (PyObject *)job; /* no thread reaps it any more */
     job->next = e->in_flight, e->in_flight = job, job->in_flight = 1;
     Py_IncRef((PyObject *)job); /* the engine's own */
     return (PyObject *)job;

@@ -25,7 +25,7 @@ size_t block_bytes(int format);
 /* Memory may lie at any address; `out` overlaps nothing that is read, but may be `mine`. */
 void compress_blocks(int format, void *out, const void *values, size_t blocks);
 void expand_blocks(int format, void *out, const void *compressed, size_t blocks);
-/* out = mine + what the compressed blocks stand for, in float32. */
+/* out = `mine` + the values of the compressed blocks, in float32. */
 void add_expanded_blocks(int format, void *out, const void *mine, const void *compressed, size_t blocks);
 
 #endif

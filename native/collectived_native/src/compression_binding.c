@@ -75,7 +75,7 @@ static PyObject *py_expand(PyObject *module, PyObject *const *args, Py_ssize_t c
     return end(&r, state);
 }
 
-/* (format, out, mine, compressed) */
+/* `format, out, mine, compressed` */
 static PyObject *py_add_expanded(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     struct request r;
     (void)module;

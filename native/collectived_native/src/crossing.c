@@ -97,7 +97,7 @@ void crossings_begin(struct crossings *x, u64 next, const void *chain) {
     }
     x->wires = 0;
     x->next = next, x->open = NULL, x->is_odd = 0, x->awaits = 0, x->rung_at = 0, x->completed = 0;
-    x->is_rung = 1; /* they may have come while nobody looked */
+    x->is_rung = 1; /* they may have come since the last look */
     memcpy(x->chain, chain, CHAIN_BYTES);
     for (int i = 0; i < MOST_WIRES; i++) x->wire[i].descriptor = -1;
 }
@@ -122,7 +122,7 @@ static char *place(const struct crossings *x, int memory, const struct move *mov
 
 /* ---- The sockets ---- */
 
-/* Takes what is there, up to the end of what lands; ODD: the end, or an error, of which its owner hears when it reads. */
+/* Takes what is there, up to the end of what lands; ODD: the end, or an error, which its owner gets when it reads. */
 static enum progress receive(struct wire *w) {
     u64 end = w->land ? w->wanted : least(w->room, (w->wanted > w->have ? w->wanted : w->have) + READ);
     enum progress found = BLOCKED;
@@ -133,7 +133,7 @@ static enum progress receive(struct wire *w) {
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return found;
         if (n <= 0) return ODD;
         w->have += (u64)n, found = MOVED;
-        if (w->have < end) return found; /* most likely that was all: poll tells of more */
+        if (w->have < end) return found; /* most likely that was all: poll reports more */
     }
     return found;
 }
@@ -171,7 +171,7 @@ static enum progress land(struct crossings *x, struct wire *w, struct move *move
     return receive(w);
 }
 
-/* Writes what has landed into the logs, for somebody else who has to read it. */
+/* Writes the bytes that have landed into the logs, for other code that has to read them. */
 static void fill_logs(const struct crossings *x) {
     for (int i = 0; x->open && i < x->open->moves; i++) {
         const struct move *move = &x->open->move[i];
@@ -292,8 +292,8 @@ static enum progress find_announced(struct crossings *x, struct route *route) {
     return memcmp(w->log + HEADER_BYTES, route->constants + move->at, bytes_of(route, move)) ? ODD : MOVED;
 }
 
-/* The route of the instance to which all ranks have come, if they agree; notes who came when. BLOCKED: all take what comes, and
-   what that is has not come yet. ODD: there is none. */
+/* The route of the instance to which all ranks have come, if they agree; notes when each came. BLOCKED: all take any value, and
+   its description has not come yet. ODD: there is none. */
 static enum progress agree(struct crossings *x, struct route **agreed) {
     const struct segment *s = x->engine->segment;
     struct record_copy come[MAX_SEATS];
@@ -426,7 +426,7 @@ static struct wire *wire_of(struct crossings *x, int descriptor) {
     return NULL;
 }
 
-/* Whether poll is to tell of what comes: not where a frame waits for its instance, or there is no room. */
+/* The events that poll has to report: no bytes that come where a frame waits for its instance, or there is no room. */
 static short events_of(const struct crossings *x, const struct wire *w) {
     int reads = w->have < w->room && (x->open || x->awaits || w->have < HEADER_BYTES);
     return (short)((reads ? POLLIN : 0) | (w->is_full ? POLLOUT : 0));
@@ -439,7 +439,7 @@ static u64 patience_end(const struct crossings *x) {
     return deadline ? least(deadline, since + x->patience) : since + x->patience;
 }
 
-/* Deals with what is ours; how many events are left. */
+/* Deals with the events of own wires; how many others are left. */
 static int take_events(struct crossings *x, struct pollfd *polls, int count) {
     int others = 0;
     for (int i = 0; i < count; i++) {

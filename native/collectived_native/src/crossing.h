@@ -4,8 +4,8 @@
  * as nothing else happens the worker's thread stays here: it is rung when its ranks have come, takes their partial sums,
  * sends, receives and folds as the route says, and brings the results. Anything out of the ordinary ends that: a frame
  * that is not the one expected, a contract without a route, an instance that does not move for `patience`, an event on a
- * descriptor of somebody else's. Then the general executor goes on. It begins the open instance anew, and is told what of it
- * has been sent, and gets all that was received: so nothing is lost, and nothing is sent twice.
+ * descriptor of another owner. Then the general executor goes on. It begins the open instance anew. It gets the numbers of
+ * bytes sent, and all bytes received: so nothing is lost, and nothing is sent twice.
  */
 #ifndef COLLECTIVED_CROSSING_H
 #define COLLECTIVED_CROSSING_H
@@ -40,9 +40,9 @@ struct move {
     int wire;       /* of sends and receives */
     int memory;     /* sent or finished from there, received or copied there; of constants those have to come that are there */
     int mine;       /* a receive is folded with what is there, a fold takes it as its own part, a copy is of it; -1: it is not folded */
-    u64 left;       /* what is received stands left; of a copy: which elements are copied; of a finish: where in the result */
+    u64 left;       /* the received part stands left; of a copy: which elements are copied; of a finish: where in the result */
     u64 at, elements;
-    int parts;      /* of a fold: the numbers of the moves that keep them, in order; -1: mine */
+    int parts;      /* of a fold: the numbers of the moves that keep them, in order; -1: the own part */
     int part[MOST_WIRES];
     unsigned char header[HEADER_BYTES];
     /* Of the open instance. */
@@ -71,7 +71,7 @@ struct route {
 };
 
 /* A link to another worker; `log` has what was received since the open instance began. A large frame that is moved as it is
-   lands where it belongs, and its place in the log stays empty until somebody else has to read it. */
+   lands where it belongs, and its place in the log stays empty until other code has to read it. */
 struct wire {
     int descriptor, is_full;
     char *log, *land;         /* `land`: of the first byte of the payload that lands; NULL: none does */
@@ -91,7 +91,7 @@ struct crossings {
     struct engine *engine;
     int knock, ranks;
     u64 patience;                     /* nanoseconds in which an open instance moves, or all have come to it, as a rule */
-    unsigned char header[HEADER_BYTES]; /* what all headers have in common */
+    unsigned char header[HEADER_BYTES]; /* the common part of all headers */
     struct route *route[MOST_ROUTES];
     int routes, wires;
     struct wire wire[MOST_WIRES];
@@ -119,7 +119,7 @@ void free_route(struct route *route);
 void crossings_begin(struct crossings *x, u64 next, const void *chain);
 /* Adds a wire, with what has been received there; 0, or -1: there is no memory. */
 int wire_begin(struct crossings *x, int wire, int descriptor, const void *received, u64 bytes);
-/* Carries instances over until somebody else's descriptor has an event, the time is over (~0: never), or something
+/* Carries instances over until a descriptor of another owner has an event, the time is over (~0: never), or something
    is odd. How many of `polls` have events that are not dealt with. */
 int crossings_wait(struct crossings *x, struct pollfd *polls, int count, u64 nanoseconds);
 

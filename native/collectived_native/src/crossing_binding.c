@@ -72,7 +72,7 @@ static int reaches(const struct route *route, long long memory, long long at, lo
     return lies_in(at, 0, most) && lies_in(elements, 0, most - at);
 }
 
-/* (kind, round, wire, memory, mine, left, at, elements, header, parts); of a copy `left` is where it begins in `mine`, of a
+/* `kind, round, wire, memory, mine, left, at, elements, header, parts`; of a copy `left` is where it begins in `mine`, of a
    finish where it belongs in the result */
 static int parse_move(struct move *move, PyObject *told, const struct route *route) {
     long long n[8];
@@ -288,13 +288,13 @@ static PyObject *chain_after(PyObject *module, PyObject *const *args, Py_ssize_t
 
 static PyMethodDef crossings_methods[] = {
     FAST_METHOD("add", add_route, "Add a route; its number."),
-    FAST_METHOD("run", run, "Carry instances over until something else happens; what has become of them."),
+    FAST_METHOD("run", run, "Carry instances over until something else happens; return the outcome."),
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot crossings_slots[] = {{Py_tp_dealloc, (void *)crossings_dealloc}, {Py_tp_methods, crossings_methods}, {Py_tp_doc, "Instances that cross hosts as others before them."}, {0, NULL}};
 PyType_Spec crossings_spec = {"collectived_native._core.Crossings", sizeof(Crossings), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, crossings_slots};
 PyMethodDef crossings_functions[] = {
-    FAST_METHOD("crossings", make_crossings, "What a worker carries over again as before."),
-    FAST_METHOD("next_chain", chain_after, "What all have agreed on after one more collective."),
+    FAST_METHOD("crossings", make_crossings, "Instances that a worker carries over again as before."),
+    FAST_METHOD("next_chain", chain_after, "The digest of all contracts up to and with one more collective."),
     {NULL, NULL, 0, NULL},
 };

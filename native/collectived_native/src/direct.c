@@ -7,7 +7,7 @@
  * seats have to be ready, and say so in their records; else values move by ticks.
  *
  * A seat only ever reads. Were it to write into another process, it might do so after that has given up its call and
- * uses the memory for something else; what it reads then is thrown away with the instance, which has failed.
+ * uses the memory for something else; a value read then is thrown away with the instance, which has failed.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,4 +1,4 @@
-/* driver.c: the queue of a seat, and who drives its engine: whoever waits, or a thread of the engine's own. */
+/* driver.c: the queue of a seat, and the thread that drives its engine: one that waits, or one of the engine's own. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>
@@ -37,7 +37,7 @@ void engine_submit(struct engine *e, struct job *job) {
     job->knock_at = job->began + KNOCK_AFTER;
     pthread_mutex_lock(&e->lock);
     job->next = NULL;
-    if (atomic_load(&e->closing)) { /* whoever closes it may have ended all that there was */
+    if (atomic_load(&e->closing)) { /* the closing thread may have ended all jobs */
         job->stage = DONE;
         atomic_store(&job->state, DETACHED);
         pthread_mutex_unlock(&e->lock);
@@ -183,7 +183,7 @@ int engine_attend(struct engine *e, u64 n, int each) {
 
 /* Looks after jobs that wait for others before them; until when it need not look again. One that lies beyond the limit
    ends now. One whose deadline has passed ends the open instance, and so itself: all ranks read that in the word. Where
-   the worker decides with others it does not know of such a job, and has to hear of its deadline at once. */
+   the worker decides with others it does not know of such a job, and has to get its deadline at once. */
 static u64 look_at_queue(struct engine *e, u64 t) {
     struct segment *s = e->segment;
     u64 earliest = ~(u64)0, grace = s->geometry.operated ? 0 : GRACE;
@@ -204,7 +204,7 @@ static u64 look_at_queue(struct engine *e, u64 t) {
     return earliest;
 }
 
-/* What a rank that is about to sleep, or has slept, looks at besides what it waits for; until when it may sleep. */
+/* The checks of a rank that is about to sleep, or has slept, besides its wait; until when it may sleep. */
 static u64 look_around(struct engine *e, u64 t) {
     struct segment *s = e->segment;
     struct job *job = head_job(e);
@@ -233,7 +233,7 @@ static int state_of(const struct engine *e, struct job *job) {
     return atomic_load(&e->unfinished) && !atomic_load(&e->closing) ? PENDING : COMPLETE;
 }
 
-/* Sleeps as the leader, who leads no more while it sleeps; whether a signal has ended that. */
+/* Sleeps as the leader, which leads no more while it sleeps; whether a signal has ended that. */
 static int sleep_leading(struct engine *e, struct job *job, u64 until) {
     struct meeting_place *place = place_of(e->segment, e->seat);
     u32 rung = atomic_load(&place->bell);
@@ -269,7 +269,7 @@ static u64 find_knock(struct engine *e, const struct job *job, const struct wait
     return job->knock_at < looked ? job->knock_at : looked;
 }
 
-/* Lets the caller look at signals. A handler may close the engine, which waits for all who are inside. */
+/* Lets the caller look at signals. A handler may close the engine, which waits for all threads inside. */
 static int look_at_signals(struct engine *e, struct waiting *how) {
     atomic_fetch_sub(&e->inside, 1);
     how->raised = how->interrupted(how->argument) != 0;
@@ -367,7 +367,7 @@ static void start_thread(struct engine *e) { /* under the lock */
     pthread_attr_setstacksize(&attributes, THREAD_STACK);
     sigfillset(&all); /* signals are for the threads of Python */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    e->has_thread = pthread_create(&e->thread, &attributes, run, e) ? NO_THREAD : RUNNING; /* else whoever waits drives */
+    e->has_thread = pthread_create(&e->thread, &attributes, run, e) ? NO_THREAD : RUNNING; /* else waiting threads drive */
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
 }
@@ -441,7 +441,7 @@ void engine_leave(struct engine *e) {
 void engine_limit(struct engine *e, u64 n) {
     struct segment *s = e->segment;
     u64 first = first_lost(s, e->seat);
-    if (n < first) n = first; /* what it has published wholly is in the segment */
+    if (n < first) n = first; /* instances that it has published wholly are in the segment */
     lower_limit(s, n, LEFT, e->seat);
     ring_all(s);
     u64 complete = instance_of(load(&head_of(s)->decided));
@@ -453,7 +453,7 @@ void engine_close(struct engine *e) {
     pthread_mutex_lock(&e->lock);
     int has_thread = e->has_thread;
     pthread_mutex_unlock(&e->lock);
-    for (;;) { /* everybody else out: sleepers look up, leaders end what they are at */
+    for (;;) { /* all others out: sleepers look up, leaders end what they are at */
         tell(e);
         ring(e->segment, e->seat);
         if (lead(e)) break;

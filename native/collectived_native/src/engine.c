@@ -1,8 +1,8 @@
 /* engine.c: what a seat does next in an instance.
  *
  * Time is counted in ticks. In a tick a seat writes part `tick % 3` of its own memory and then publishes the tick; it begins
- * one when all have published the tick before. What it has put in tick t is read by others before they publish t + 2, so it
- * may be written again in tick t + 3: three parts are enough, and there is no other flow control. Nobody begins an instance
+ * one when all have published the tick before. Others read its part of tick t before they publish t + 2, so the seat may
+ * write it again in tick t + 3: three parts are enough, and there is no other flow control. No seat begins an instance
  * before the one before it is decided, so a seat is at most one instance ahead.
  */
 #define _GNU_SOURCE
@@ -39,7 +39,7 @@ static void announce(struct engine *e, const struct job *job, int whole) {
 static void publish(struct engine *e, u64 progress) {
     struct seat *own = seat_of(e->segment, e->seat);
     atomic_store_explicit(&own->ticks, ++e->ticks, memory_order_relaxed);
-    atomic_exchange(&own->progress, progress); /* seq_cst: before it is looked who waits, and who has come */
+    atomic_exchange(&own->progress, progress); /* seq_cst: before the look at sleepers, and at seats that have come */
     wake(e->segment, place_of(e->segment, e->seat)->waiters);
 }
 
@@ -64,7 +64,7 @@ struct total *find_total(const struct engine *e, u64 description, int operation)
     return found;
 }
 
-static void add(a64 *word, u64 amount) { /* to a word that nobody else writes */
+static void add(a64 *word, u64 amount) { /* to a word that no other thread writes */
     atomic_store_explicit(word, atomic_load_explicit(word, memory_order_relaxed) + amount, memory_order_release);
 }
 
@@ -155,7 +155,7 @@ static int choosing(struct engine *e, struct job *job) {
     return begin_moving(e, job);
 }
 
-/* Something cannot be read. Nobody is to blame (-1) where the worker has to say what has become of a rank. */
+/* Something cannot be read. No seat is to blame (-1) where the worker has to find out what has become of a rank. */
 static int end_unread(struct engine *e, struct job *job, int culprit) {
     if (culprit < 0) return wait_decided(e, job, 0, 0);
     return finish(e, job, end_generation(e->segment, job->instance, culprit == e->seat ? FAILED : NONSENSE, culprit));
@@ -170,7 +170,7 @@ static int direct(struct engine *e, struct job *job) {
     if ((moved = copy_directly(e, job, &culprit)) < 0) return end_unread(e, job, culprit);
     if (moved) return 1;
     if (!sources_are_there(e, job, &culprit)) return end_unread(e, job, culprit);
-    publish(e, full(n)); /* once all have, nobody reads the value of another any more: then it is decided */
+    publish(e, full(n)); /* once all have, no seat reads the value of another any more: then it is decided */
     if (may_be_last(e) && all_there(s, n)) decide(s, n);
     return 1;
 }
@@ -214,7 +214,7 @@ static int whole(struct engine *e, struct job *job) {
     int found = outcome(load(&head_of(e->segment)->decided), job->instance);
     const struct plan *plan = job->plan;
     if (found == PENDING) return wait_decided(e, job, 0, 0);
-    if (found == COMPLETE && plan->operation == ACROSS) { /* else nobody may write that record anew before this seat has come again */
+    if (found == COMPLETE && plan->operation == ACROSS) { /* else no seat may write that record anew before this one has come again */
         u64 told = load(&seat_of(e->segment, plan->root)->record[job->instance & 1].instance);
         if (told != job->instance) found = BY_DOORBELL;
         else if (plan->open && !job->described) return engine_finish(e, job, DESCRIBE), 0;
@@ -222,7 +222,7 @@ static int whole(struct engine *e, struct job *job) {
     return found == COMPLETE ? take(e, job) : finish(e, job, found);
 }
 
-/* Whether this rank has to hear from its caller what to do with what the others have told it. */
+/* Whether the caller of this rank has to describe the instance from the blobs of the others. */
 static int needs_description(const struct engine *e, const struct job *job) {
     if (job->described || job->plan->meets == MEETS_KNOWN) return 0;
     if (job->plan->meets == MEETS_ANY) return 1;
@@ -246,7 +246,7 @@ static int meeting(struct engine *e, struct job *job) {
         } else {
             int disputed = find_dispute(s, n);
             if (disputed >= 0) return finish(e, job, end_generation(s, n, MISMATCH, disputed));
-            wake(s, head_of(s)->sleepers); /* nobody will decide yet: all go on */
+            wake(s, head_of(s)->sleepers); /* no seat will decide yet: all go on */
         }
     }
     if (needs_description(e, job)) {
@@ -278,7 +278,7 @@ static int step(struct engine *e, struct job *job) {
     if (k < plan->steps) put_step(s, plan, &job->values, k, tick);
     if (depth == 2 && k && k <= plan->steps) fold_step(s, plan, &job->values, k - 1, tick);
     if (k < last) publish(e, k + 1 == last ? full(n) : n << TICK_BITS | (job->base + k + 1));
-    if (depth == 2 && k && k <= plan->steps) keep_step(s, plan, &job->values, k - 1, tick); /* nobody waits for this */
+    if (depth == 2 && k && k <= plan->steps) keep_step(s, plan, &job->values, k - 1, tick); /* no seat waits for this */
     if (k >= depth) take_step(s, plan, &job->values, k - depth, tick - 1);
     job->tick++;
     if (k == last) return finish(e, job, COMPLETE);

@@ -1,9 +1,9 @@
 /* engine.h: the progress engine of one seat.
  *
  * An engine carries all jobs of its seat: collectives one after another, letters beside them. It never blocks by itself:
- * `engine_advance` does what can be done. Whoever waits for a job drives the engine (the leader); other threads that wait
+ * `engine_advance` does what can be done. A thread that waits for a job drives the engine (the leader); other threads that wait
  * follow, and take over when the leader has gone. A thread that sleeps does not lead. From the first asynchronous job on a
- * native thread of the engine's own drives it when nobody else does.
+ * native thread of the engine's own drives it when no other thread does.
  */
 #ifndef COLLECTIVED_ENGINE_H
 #define COLLECTIVED_ENGINE_H
@@ -15,8 +15,8 @@
 
 enum { MILLISECOND = 1000000 };
 enum {
-    SLEEP_MOST = 50 * MILLISECOND,  /* a sleeper looks at everything then, whoever should have woken it, and at signals */
-    KNOCK_AFTER = 20 * MILLISECOND, /* of waiting, the worker is told */
+    SLEEP_MOST = 50 * MILLISECOND,  /* a sleeper then checks everything that could have woken it, and signals */
+    KNOCK_AFTER = 20 * MILLISECOND, /* of waiting, the worker gets a knock */
     KNOCK_EVERY = 5 * SLEEP_MOST,   /* a caller looks up that waits for a collective, though nothing rings */
     GRACE = 150 * MILLISECOND,      /* after a deadline the worker decides; a rank by itself after so long */
 };
@@ -44,7 +44,7 @@ struct job {
     const void *blob;
     u64 blob_bytes;
     struct { /* of sends and receives */
-        int peer, slot; /* peer: -1: whoever sends first; slot: -1: not matched, or not begun */
+        int peer, slot; /* peer: -1: the seat that sends first; slot: -1: not matched, or not begun */
         u32 tag;
         u64 serial, bytes, moved;
         int leaves;
@@ -62,7 +62,7 @@ struct job {
     int listed; /* among those to be collected: a job that is described may end before it was */
 };
 
-struct waiting { /* what the calling thread brings along */
+struct waiting { /* the arguments of the calling thread */
     u64 until;       /* by the engine's clock; 0: forever */
     u64 began;       /* by the same clock; 0: the caller looks up at nothing, and KNOCK is never returned */
     /* Looks at signals, with the GIL; not 0: an exception is set. NULL: this thread has none. */
@@ -78,7 +78,7 @@ struct engine {
     u64 epoch;
     i64 clock_offset;
     int knock, doorbell, is_operated;
-    a32 rung;                         /* the doorbell has something to read, which its reader is to be told */
+    a32 rung;                         /* the doorbell has something to read, of which its reader must be notified */
     a32 is_roused;                    /* callers look up every SLEEP_MOST */
     u64 token;                        /* proves to others that they read this process; 0: they are not to */
     u64 tried[MAX_SEATS], could[SEAT_WORDS]; /* by seat: the token with which it was tried to read that; and whether it could be */
@@ -98,12 +98,12 @@ struct engine {
     a32 unfinished;
     a32 inside;                       /* threads that wait in this engine */
     /* Leading. */
-    a32 leader;                       /* 1: somebody drives */
+    a32 leader;                       /* 1: a thread drives */
     a32 news;                         /* futex of this process: a job is done, or the leader has gone */
     a32 followers;
-    /* What the open instance waits for: the progress of a seat, or `decided` (seat -1). The leader's alone. */
+    /* The wait of the open instance: for the progress of a seat, or `decided` (seat -1). The leader's alone. */
     struct { int seat, everybody; u64 want, instance; } wait;
-    u64 knocked;                      /* 1 + the last instance for which the worker was told */
+    u64 knocked;                      /* 1 + the last instance for which the worker got a knock */
     u64 ticks;                        /* published by this seat */
     /* Waiting. */
     u64 spin, budget, hopped;
@@ -144,7 +144,7 @@ int engine_advance(struct engine *e, u64 budget);
 int engine_wait(struct engine *e, struct job *job, struct waiting *how);
 /* The same for a short while, without sleeping. */
 int engine_try(struct engine *e, struct job *job, u64 nanoseconds);
-/* Makes sure that somebody goes on with what is in the queue. */
+/* Makes sure that a thread goes on with the jobs in the queue. */
 void engine_entrust(struct engine *e, struct job *job);
 /* Goes on with a job that was stopped with DESCRIBE. */
 void engine_resume(struct engine *e, struct job *job);
@@ -160,21 +160,21 @@ int engine_gather(struct engine *e, const struct plan *plan, const struct values
 char *engine_find_partials(const struct engine *e, const struct plan *plan);
 /* Where the results of one pack belong there, and room for so many bytes is; NULL: that is not so. */
 char *engine_find_results(const struct engine *e, const struct plan *plan, u64 bytes);
-/* Brings the results (NULL: they are there already), and what ranks are told that take what comes, which completes it. Returns its
+/* Brings the results (NULL: they are there already), and the blob for ranks that take any value, which completes it. Returns its
    outcome. */
 int engine_bring(struct engine *e, const struct plan *plan, const struct values *values, u64 n, const void *blob, u64 bytes);
 /* engine.c: does what can be done for the collective at the head of the queue; else says in `wait` what it waits for. */
 int engine_step(struct engine *e, struct job *job);
 /* Takes a receive that is matched out of those that are not. */
 void engine_move_matched(struct engine *e, struct job *job);
-/* direct.c: whether the values of a job can be read where they lie, as far as this seat can tell. */
+/* direct.c: whether the values of a job can be read where they lie, as far as this seat knows. */
 int can_be_direct(struct engine *e, const struct job *job);
 /* Copies more of the result: 1, or 0: nothing is left; or -1: something cannot be read, see find_culprit. */
 int copy_directly(struct engine *e, struct job *job, int *culprit);
 /* Whether the processes are still there from which it was copied: then what was read is what their callers had given. */
 int sources_are_there(const struct engine *e, const struct job *job, int *culprit);
-/* Who is to blame where bytes of a seat's process cannot be copied: that seat, whose value is not there; this one, which may
- * not read it, or cannot write the result; or -1: that process is over, or takes no part any more, which the worker tells. */
+/* The culprit where bytes of a seat's process cannot be copied: that seat, whose value is not there; this one, which may
+ * not read it, or cannot write the result; or -1: that process is over, or takes no part any more, which the worker reports. */
 int find_culprit(const struct engine *e, int seat, u64 address, u64 bytes);
 /* Copies what lies in a seat's process; 0, or -1: it cannot be read. */
 int read_seat(const struct engine *e, int seat, u64 address, void *to, u64 bytes);

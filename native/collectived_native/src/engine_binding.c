@@ -185,7 +185,7 @@ static PyObject *engine_verdict(PyObject *self, PyObject *unused) {
     return e ? describe_verdict(e->segment) : NULL;
 }
 
-/* What a detached engine still says: of its own process, though. */
+/* The engine, also where it is detached, for facts that it still knows; of its own process alone. */
 static Engine *own_engine(PyObject *self) {
     Engine *e = (Engine *)self;
     return e->segment || !segment_is_ours(e->epoch) ? usable_engine(self) : e;
@@ -317,7 +317,7 @@ static PyMethodDef engine_methods[] = {
     {"skip", engine_skip_instance, METH_NOARGS, "Leave out a number: its collective is not carried out here."},
     {"next_instance", engine_next_instance, METH_NOARGS, "The number of the next collective."},
     FAST_METHOD("abort", engine_abort, "End the open instance; its number."),
-    {"rouse", engine_rouse_callers, METH_NOARGS, "Have whoever waits look up, and often from here on."},
+    {"rouse", engine_rouse_callers, METH_NOARGS, "Wake waiting threads, which look often from here on."},
     {"leave", engine_leave_group, METH_NOARGS, "Take part in nothing later."},
     {"limit", engine_limit_instances, METH_O, "Take part in no instance from this one on."},
     {"detach", engine_detach, METH_NOARGS, "End the thread and unmap the segment."},
@@ -329,11 +329,11 @@ static PyMethodDef job_methods[] = {
     {"instance", job_instance, METH_NOARGS, "Its number."},
     {"waiting", job_waiting, METH_NOARGS, "Of a collective that is complete: how many processes waited to join then."},
     {"phases_done", job_phases_done, METH_NOARGS, "Phases that are delivered, -1: all."},
-    {"blobs", job_blobs, METH_NOARGS, "What each seat has said in the first tick."},
-    {"source", job_source, METH_NOARGS, "Of a receive: who has sent what it takes; -1: it is not matched."},
+    {"blobs", job_blobs, METH_NOARGS, "The blobs of all seats from the first tick."},
+    {"source", job_source, METH_NOARGS, "The sender of the letter of a receive; -1: it is not matched."},
     {"cancel", job_cancel, METH_NOARGS, "Withdraw a receive that is not matched; wait for what comes of it."},
     {"abandon", job_abandon, METH_NOARGS, "End a send or receive wherever it would wait, for the generation is over."},
-    FAST_METHOD("describe", job_describe, "Say what to do with what others have told."),
+    FAST_METHOD("describe", job_describe, "Describe the instance from the blobs of others."),
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot engine_slots[] = {

@@ -1,4 +1,4 @@
-/* flows.h: how much of a phase moves from whom to whom, and where it lies in values and results. */
+/* flows.h: how much of a phase moves from seat to seat, and where it lies in values and results. */
 #ifndef COLLECTIVED_FLOWS_H
 #define COLLECTIVED_FLOWS_H
 

@@ -1,7 +1,7 @@
 /* layout.h: what lies in a segment, and where.
  *
- * A segment is one sealed memfd per generation. It begins with an area that everybody writes: the words on which
- * everything hangs, and what others need to wake a seat. Then comes one range per seat, which that seat alone writes.
+ * A segment is one sealed memfd per generation. It begins with an area that all processes write: the words that
+ * decide outcomes, and those that others need to wake a seat. Then comes one range per seat, which that seat alone writes.
  * Every place is computed from the geometry that came with the join. Nothing that is read from a segment is used as an
  * index, length or address before it has been checked: words of others are compared, or bounded. An address in another
  * process is only given to the kernel, which reads there (direct.c).
@@ -70,7 +70,7 @@ enum reason { /* why a generation is over; the lowest bits of `decided` and `lim
     DESCRIBE = -3,
 };
 
-/* What the worker chooses once per generation. It comes with the join; its digest is part of every record's digest, so
+/* The numbers that the worker chooses once per generation. It comes with the join; its digest is part of every record's digest, so
  * that ranks with different ones never compute together. */
 struct geometry {
     u64 version;  /* of the schedules */
@@ -80,15 +80,15 @@ struct geometry {
     u64 share;    /* bytes of a column: what one seat moves for one other in a tick */
     u64 small;    /* bytes of a seat's value up to which one tick carries it all */
     u64 streamed; /* bytes of a result from which it is written past the caches */
-    u64 mail;     /* bytes in which a seat stages letters that nobody has asked for */
+    u64 mail;     /* bytes in which a seat stages letters that no receive has asked for */
     u64 direct;   /* bytes of a value for another seat from which that reads it where it lies */
 };
 enum { SCHEDULE_VERSION = 6 };
 
-struct record { /* what a seat says of its instance; two of them, in turn */
+struct record { /* a seat's description of its instance; two of them, in turn */
     _Alignas(CACHE_LINE) a64 instance; /* ~0 while it is written */
     a64 digest[2];                     /* of contract and geometry */
-    a64 terms;                         /* what a rank that takes what comes has to agree on */
+    a64 terms;                         /* digest of the terms for a rank that takes any value */
     a64 flags;
     a64 deadline;    /* nanoseconds of the worker's clock; 0: none */
     a64 asked;       /* nanoseconds that its caller gave it, for messages */
@@ -104,7 +104,7 @@ enum { /* flags of a record; bits 32-63: bytes of the blob */
     RECORD_BLOB_SHIFT = 32,
 };
 
-struct letter { /* one send; written by the sender alone. What the receiver says of it lies in its `receipts` */
+struct letter { /* one send; written by the sender alone. The receiver's answers lie in its `receipts` */
     _Alignas(CACHE_LINE) a64 serial; /* odd while the letter is valid; counts up */
     a64 address;                     /* receiver << 32 | tag */
     a64 number;                      /* among the sender's letters */
@@ -116,13 +116,13 @@ struct letter { /* one send; written by the sender alone. What the receiver says
     a64 source;   /* where the value lies in the sender's process, as long as it may be read there; 0: it may not */
 };
 
-struct receipt { /* what a receiver says of one letter: whose serial it has matched, and how far it has read */
+struct receipt { /* a receiver's answer to one letter: the serial that it has matched, and how far it has read */
     a64 serial;
     a64 taken; /* bytes, and one more once it has all; or READS_SOURCE */
 };
 static const u64 READS_SOURCE = (u64)1 << 63; /* the letter must stay as it is until it has all */
 
-/* What a seat has completed of one description; it alone writes. The last ones, one for each operation, are for all
+/* The completed calls of a seat for one description; it alone writes. The last ones, one for each operation, are for all
  * descriptions that found no place of their own. */
 struct total {
     _Alignas(CACHE_LINE) a64 description; /* 1 + the number given to its plans; 0: not in use */
@@ -132,7 +132,7 @@ struct total {
     a64 nanoseconds; /* from submission to completion */
 };
 
-/* What a seat remembers of an instance that it has completed, at `instance % HISTORY`; it alone writes. */
+/* A seat's memory of an instance that it has completed, at `instance % HISTORY`; it alone writes. */
 struct past {
     a64 instance; /* 1 + its number, written last; 0: none, or it is written */
     a64 description;
@@ -147,7 +147,7 @@ struct seat { /* the start of a seat's own range */
     a64 posted;                    /* receives that are not matched */
     _Alignas(CACHE_LINE) a32 cpu; /* 1 + where it waited last */
     a64 slept, hops;
-    a64 missing[SEAT_WORDS]; /* who had not come when this seat let an instance expire */
+    a64 missing[SEAT_WORDS]; /* the seats that had not come when this seat let an instance expire */
     /* Its process, as that knows itself, and a number that lies there; 0: not said. See direct.c. */
     _Alignas(CACHE_LINE) a64 process, token_at, token;
 };
@@ -169,7 +169,7 @@ struct head {
     _Alignas(CACHE_LINE) a64 decided; /* how many are complete, waiting when the last was, culprit, reason */
     _Alignas(CACHE_LINE) a64 limit;   /* from this instance on none can complete: as `decided`; ~0: no limit */
     a64 waiting;                      /* how many wait to join the group */
-    a64 missing[SEAT_WORDS];          /* who had not come when the worker let an instance expire */
+    a64 missing[SEAT_WORDS];          /* the seats that had not come when the worker let an instance expire */
     a64 gone[SEAT_WORDS];             /* seats that send and receive no more */
     _Alignas(CACHE_LINE) a64 sleepers[SEAT_WORDS]; /* seats that sleep until `decided` changes */
     struct counter blocks[MAX_SEATS / BLOCK_SEATS], top;
@@ -180,7 +180,7 @@ struct head {
 struct segment {
     struct geometry geometry;
     u64 geometry_digest;
-    u64 device, inode, serial; /* the serial tells it from every other mapping that this process ever had */
+    u64 device, inode, serial; /* the serial distinguishes it from every other mapping that this process ever had */
     int users, knock; /* knock: a descriptor of the worker's eventfd, closed with the mapping; -1: none */
     u64 epoch; /* of the process: see `segment_is_ours` */
     char *base;
@@ -214,7 +214,7 @@ static inline struct letter *letters_of(const struct segment *s, int seat) {
     return (struct letter *)((char *)seat_of(s, seat) + s->letters);
 }
 
-/* What `seat` says of the letters of `sender`. */
+/* The receipts of `seat` for the letters of `sender`. */
 static inline struct receipt *receipts_of(const struct segment *s, int seat, int sender) {
     return (struct receipt *)((char *)seat_of(s, seat) + s->receipts) + (u64)sender * LETTERS;
 }

@@ -104,7 +104,7 @@ static PyObject *withdraw(PyObject *self, int how) {
     if (job->held->job.kind != COLLECTIVE) {
         atomic_store(&job->held->job.letter.cancels, how);
         atomic_fetch_add(&e->withdrawals, 1);
-        atomic_fetch_add(&place_of(e->segment, e->seat)->mail, 1); /* whoever drives looks at it */
+        atomic_fetch_add(&place_of(e->segment, e->seat)->mail, 1); /* the driving thread looks at it */
         if (!engine_advance(e, 1)) ring(e->segment, e->seat);
     }
     return none();
@@ -120,7 +120,7 @@ PyObject *job_abandon(PyObject *self, PyObject *unused) {
     return withdraw(self, ABANDON);
 }
 
-/* What the sender has told of a letter that is matched, copied. */
+/* The sender's description of a letter that is matched, copied. */
 PyObject *letter_blob(Job *job) {
     const struct job *j = &job->held->job;
     const struct segment *s = job->engine->segment;

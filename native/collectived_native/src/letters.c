@@ -22,8 +22,8 @@
 #include <string.h>
 
 enum { CHUNK = 64 << 10, STRETCH = 1 << 20, WAKE_EVERY = 1 << 20, PATIENCE = 100000, ROOM_LOOK = MILLISECOND };
-enum { WAITS, MOVED, OVER }; /* what came of looking at a job; it is looked at no more once it has ended */
-static const u64 REFUSE_AFTER = 1000000000u; /* nanoseconds in which nobody reads anything */
+enum { WAITS, MOVED, OVER }; /* the results of a step of a job; it is not stepped any more once it has ended */
+static const u64 REFUSE_AFTER = 1000000000u; /* nanoseconds in which no seat reads anything */
 
 /* Why a seat is gone. */
 static int reason_why_gone(const struct segment *s) {
@@ -31,7 +31,7 @@ static int reason_why_gone(const struct segment *s) {
     return limit == ~(u64)0 ? LOST : reason_of(limit);
 }
 
-/* Tells another seat that there is something in its mail, or that it has read ours. */
+/* Notifies another seat that there is something in its mail, or that this one has read its letters. */
 static void notify(struct segment *s, int seat) {
     atomic_fetch_add(&place_of(s, seat)->mail, 1); /* seq_cst, before it is looked whether it sleeps */
     if (atomic_load(&place_of(s, seat)->asleep)) ring(s, seat);
@@ -97,7 +97,7 @@ static int begin_send(struct engine *e, struct mailbox *box, struct job *job) {
     if (job->blob_bytes) memcpy(own_slot, job->blob, job->blob_bytes);
     u64 filled = 0;
     if (place == NOWHERE) move(job, 0, filled = bytes, own_slot + after_blob(job->blob_bytes));
-/* Release: who sees one of them sees that the letter before, which lay here, is valid no more. */
+/* Release: a reader that sees one of them sees that the letter before, which lay here, is valid no more. */
 #define SAY(field, value) atomic_store_explicit(&letter->field, value, memory_order_release)
     SAY(address, (u64)job->letter.peer << 32 | job->letter.tag);
     SAY(number, box->next++);
@@ -283,7 +283,7 @@ static int read_source(struct engine *e, struct job *job, const struct letter *l
     if (atomic_load(&letter->source) != job->letter.source || (reason && reason != LEFT)) return WAITS; /* its send has failed */
     int culprit = failed ? find_culprit(e, peer, job->letter.source + moved, most) : -1;
     if (culprit >= 0) end_now(s, culprit == e->seat ? FAILED : NONSENSE, culprit);
-    if (failed || (most && moved + most == bytes && !is_readable(e, peer))) return WAITS; /* the worker tells why */
+    if (failed || (most && moved + most == bytes && !is_readable(e, peer))) return WAITS; /* the worker says why */
     job->letter.moved += most;
     if (job->letter.moved < bytes) return MOVED;
     atomic_store(&receipt->taken, bytes + 1);
@@ -323,7 +323,7 @@ static int go_on_receiving(struct engine *e, struct job *job) {
     job->letter.moved += most;
     int done = job->letter.moved == bytes;
     atomic_store_explicit(&receipt->taken, job->letter.moved + (u64)done, memory_order_release); /* one more: all of it */
-    if (filled < bytes) notify(s, peer); /* it may wait for room in the ring; whoever waits for a place looks by itself */
+    if (filled < bytes) notify(s, peer); /* it may wait for room in the ring; a seat that waits for a place looks by itself */
     return done ? end(e, job, COMPLETE) : MOVED;
 }
 
@@ -339,12 +339,12 @@ static struct job *next_job(struct engine *e, struct job *job) {
 static int advance_letter(struct engine *e, struct mailbox *box, struct job *job, int *blocked) {
     int reason = reason_of(load(&head_of(e->segment)->decided)), moved;
     if (atomic_load(&job->state) != PENDING) return 0;
-    if (reason == LEFT) reason = COMPLETE; /* that ends only what goes to and fro with who has left */
+    if (reason == LEFT) reason = COMPLETE; /* that ends only letters to and from the seat that has left */
     if (job->kind == RECEIVE) moved = job->stage == QUEUED ? match(e, box, job) : go_on_receiving(e, job);
     else if (reason || (*blocked && job->stage == QUEUED)) moved = WAITS; /* letters leave in order */
     else moved = job->stage == QUEUED ? begin_send(e, box, job) : go_on_sending(e, box, job);
     if (moved != WAITS) return 1;
-    if (reason) return end(e, job, reason), 1; /* what had come until then was read */
+    if (reason) return end(e, job, reason), 1; /* all letters until then have been read */
     if (atomic_load(&job->letter.cancels) == ABANDON) return end(e, job, CANCELLED), 1;
     *blocked |= job->kind == SEND && job->stage == QUEUED;
     return 0;
@@ -437,7 +437,7 @@ static u64 expire_those(struct engine *e, struct job *first, u64 t) {
         if (job->deadline > t) {
             if (job->deadline < earliest) earliest = job->deadline;
         } else if (job->stage == QUEUED) end(e, job, EXPIRED); /* it ends alone */
-        else if (t > job->deadline + GRACE) { /* half of it is there: nobody could go on with the rest */
+        else if (t > job->deadline + GRACE) { /* half of it is there: no receive could go on with the rest */
             struct seat *own = seat_of(e->segment, e->seat);
             for (int w = 0; w < SEAT_WORDS; w++) atomic_store(&own->missing[w], 0);
             atomic_store(&own->missing[job->letter.peer / 64], (u64)1 << job->letter.peer % 64);

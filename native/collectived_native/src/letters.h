@@ -10,7 +10,7 @@ int letters_advance(struct engine *e);
 int letters_came(const struct engine *e);
 /* Ends what has waited too long; when the next deadline is, ~0: there is none. */
 u64 letters_expire(struct engine *e, u64 t);
-/* Has nobody read the value of a send any more, which ends otherwise than well. */
+/* Stops all reads of the value of a send, which does not end well. */
 void letters_withdraw(struct engine *e, const struct job *job);
 /* Forgets what the engine remembers of letters. */
 void letters_close(struct engine *e);

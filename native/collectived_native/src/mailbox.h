@@ -27,10 +27,10 @@ struct mailbox *mailbox_of(struct engine *e);
 int first_free(const struct mailbox *box);
 /* The first place in the mail for so many bytes, behind the last one if nothing has been freed since; NOWHERE: there is none. */
 u64 find_place(const struct engine *e, struct mailbox *box, u64 room);
-/* Frees the letters that have been read wholly, or that nobody will read; whether there were any. */
+/* Frees the letters that have been read wholly, or that will never be read; whether there were any. */
 int reclaim(struct engine *e, struct mailbox *box);
 
-/* What a receiver says of a letter of `sender`. */
+/* The receipt of a receiver for a letter of `sender`. */
 static inline struct receipt *receipt_of(const struct segment *s, int sender, int receiver, int slot) {
     return &receipts_of(s, receiver, sender)[slot];
 }

@@ -119,7 +119,7 @@ int interrupted(void *argument);
 int wait_for(Engine *e, struct job *job, u64 until, int *raised);
 /* Waits for a job that is submitted, at first with the GIL. */
 int see_through(Engine *e, struct held *h, u64 bytes, int *raised);
-/* What a blocking call returns, and where it goes on: None, or a job that goes on, or has ended otherwise than well. */
+/* The result of a blocking call, and where it goes on: None, or a job that goes on, or has ended otherwise than well. */
 PyObject *settle(Engine *e, struct held *h, int found, int raised);
 /* Submits a job that waits for its end; the same. */
 PyObject *carry_out(Engine *e, struct held *h, u64 bytes);

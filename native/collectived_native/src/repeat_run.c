@@ -106,7 +106,7 @@ static int prepare_letter(struct run *run, Engine *e) {
 
 /* ---- What comes, where that is not known beforehand ---- */
 
-/* What the root of a collective, or the sender of a letter, tells of its value. */
+/* The description of its value by the root of a collective, or the sender of a letter. */
 static const char *told(const Engine *e, const struct job *job, u64 *length) {
     const struct segment *s = e->segment;
     if (job->kind != COLLECTIVE) {

@@ -82,7 +82,7 @@ static int read_value(const Repeats *r, struct key *key, PyObject *value, Py_buf
     return (key->dtype = dtype_of(r, value)) ? 0 : -1;
 }
 
-/* Where a function of ours stands, or would stand. */
+/* The place of a function of this library, or where it would be. */
 static int place_of_code(const Repeats *r, const PyCodeObject *code) {
     u64 at = mix(0, (u64)code) >> 32;
     while (r->own_codes[at % OWN_CODES] && r->own_codes[at % OWN_CODES] != code) at++;
@@ -368,7 +368,7 @@ static PyObject *make_repeats(PyObject *module, PyObject *const *args, Py_ssize_
 }
 
 static PyMethodDef methods[] = {
-    FAST_METHOD("run", repeats_run, "Run a call again; what was said to be absent, where it has to go the long way."),
+    FAST_METHOD("run", repeats_run, "Run a call again, or return the given value for absence where it has to go the long way."),
     FAST_METHOD("add", repeats_add, "Remember a call that has ended well."),
     {"clear", repeats_clear, METH_NOARGS, "Forget all."},
     {NULL, NULL, 0, NULL},
@@ -383,7 +383,7 @@ static PyObject *is_layout_known(PyObject *module, PyObject *array_type) {
 }
 
 PyMethodDef repeats_functions[] = {
-    FAST_METHOD("repeats", make_repeats, "What is remembered of one rank's calls."),
+    FAST_METHOD("repeats", make_repeats, "The remembered calls of one rank."),
     {"knows_layout", is_layout_known, METH_O, "Whether arrays of this type are read without the buffer protocol."},
     {NULL, NULL, 0, NULL},
 };

@@ -2,7 +2,7 @@
  *
  * A call is known by what it is to the contract and to the caller: the operation, the value's type, dtype and shape (of a list,
  * its length, and a hash of its arrays' dtypes and shapes), and the caller's line. Operations, types, dtypes and code objects are
- * compared as objects: who gives equal ones that are others goes the long way, and is remembered apart.
+ * compared as objects: a caller with equal ones that are others goes the long way, and is remembered apart.
  */
 #ifndef COLLECTIVED_REPEATS_H
 #define COLLECTIVED_REPEATS_H
@@ -34,7 +34,7 @@ struct key {
 
 struct form { /* of what comes, where that is not known beforehand; else the only one */
     struct form *next;
-    PyObject *form, *plan, *blob; /* as Python has it; the plan, or None; what its sender tells of it, or None */
+    PyObject *form, *plan, *blob; /* as Python has it; the plan, or None; its sender's description, or None */
     PyObject *dtype, *shape_tuple; /* of the result; NULL: there is none */
     struct shape shape;
     u64 bytes;
@@ -60,7 +60,7 @@ typedef struct {
     PyObject head;
     PyObject *array_type, *make_array, *any_value, *absent, *standing, *numbers;
     PyObject *kinds[MOST_KINDS];             /* of values: no attribute of others is looked up */
-    PyCodeObject *own_codes[OWN_CODES];      /* functions of ours between a collective and its caller, by address */
+    PyCodeObject *own_codes[OWN_CODES];      /* functions of this library between a collective and its caller, by address */
     int kinds_known, own_codes_known, count;
     int knows_arrays; /* whether the layout of arrays is known */
     struct repeat *buckets[BUCKETS];

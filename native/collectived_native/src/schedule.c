@@ -5,9 +5,9 @@
  *   pieces    reduce_scatter: each seat folds the piece that it keeps;
  *   common    broadcast, all_gather, gather: what a seat puts is read by all, or by the root;
  *   personal  scatter, all_to_all: a seat puts a column for each other.
- * Small values go across hosts too (ACROSS): the worker, whose seat is the last, folds what the ranks have put, or takes it as
- * it is (without a reduce operation); when it has the results, it puts them, for the ranks to read each its own.
- * A step of a phase has one column per seat (common: one in all). What a seat keeps of its own value never passes the
+ * Small values go across hosts too (ACROSS): the worker, whose seat is the last, folds the ranks' columns, or takes them as
+ * they are (without a reduce operation); when it has the results, it puts them, for the ranks to read each its own.
+ * A step of a phase has one column per seat (common: one in all). The part that a seat keeps of its own value never passes the
  * segment, but where the value is small: then all of it does, so that results may be written over inputs.
  */
 #include "schedule.h"
@@ -172,7 +172,7 @@ struct plan *plan_make(const struct segment *s, int seat, int operation, int red
     if (*why) return free(plan), errno = EINVAL, NULL;
     place_whole(plan, at, s->geometry.small);
     if (operation == ACROSS && !plan->whole) {
-        *why = "what goes across hosts has to fit into one tick";
+        *why = "values across hosts have to fit into one tick";
         return free(plan), errno = EINVAL, NULL;
     }
     int moves = operation == BROADCAST || operation == ALL_GATHER || operation == SCATTER || operation == ALL_TO_ALL;
@@ -339,7 +339,7 @@ struct span {
     u64 at, m; /* elements */
 };
 
-/* What is in column `column` of a step, of `elements` that flow there. */
+/* The elements in column `column` of a step, of `elements` that flow there. */
 static struct span span_of(const struct plan *plan, const struct phase *p, u64 step, int column, u64 elements) {
     u64 number = step - p->first_step;
     if (OPERATION[plan->operation].way == SHARES) {
@@ -372,7 +372,7 @@ void put_step(const struct segment *s, const struct plan *plan, const struct val
     }
 }
 
-/* What all have put for this seat; its own from its value, where that lies in one piece. */
+/* The columns of all seats for this one; its own from its value, where that lies in one piece. */
 static void gather_sources(const struct segment *s, const struct plan *plan, const struct phase *p,
                            const struct values *v, struct span span, u64 tick, const char *sources[MAX_SEATS]) {
     for (int from = 0; from < plan->seats; from++)

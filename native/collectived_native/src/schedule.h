@@ -17,7 +17,7 @@ struct phase {
     u64 item, result_item;         /* bytes of an element */
     u64 count;                     /* elements, where all have the same */
     const u64 *counts;             /* else: per seat, or per pair of seats (sender first); of ACROSS per seat, or `count` where values
-                                      are folded; what the worker brings; and where this seat's result begins there */
+                                      are folded; those that the worker brings; and where this seat's result begins there */
     u64 column;                    /* elements that one seat moves for another in a tick */
     u64 column_bytes;              /* between columns */
     u64 steps, first_step;         /* of all steps of the plan */

@@ -13,10 +13,10 @@
 enum { MAGIC = 0x6c6c6f63, SMALLEST_SHARE = 1024, LARGEST_SHARE = 16 << 20 };
 
 _Static_assert(sizeof(struct seat) <= PAGE, "a seat's words fit into its first page");
-_Static_assert(sizeof(struct record) == 2 * CACHE_LINE, "what is always read of a record is one cache line");
-_Static_assert(offsetof(struct letter, source) == CACHE_LINE, "what is read of all letters is one cache line");
+_Static_assert(sizeof(struct record) == 2 * CACHE_LINE, "the part of a record that is always read is one cache line");
+_Static_assert(offsetof(struct letter, source) == CACHE_LINE, "the part that is read of all letters is one cache line");
 _Static_assert(sizeof(struct total) == CACHE_LINE, "a total is one cache line");
-_Static_assert(TOTALS * sizeof(struct total) % PAGE == 0, "what follows the totals begins a page");
+_Static_assert(TOTALS * sizeof(struct total) % PAGE == 0, "the part after the totals begins a page");
 _Static_assert(HISTORY * sizeof(struct past) % PAGE == 0, "and so does what follows the history");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "words shared by processes need no lock");
 

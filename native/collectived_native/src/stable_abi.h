@@ -156,7 +156,7 @@ STABLE int PyList_Append(PyObject *, PyObject *);
 STABLE PyObject *PySequence_GetItem(PyObject *, Py_ssize_t);
 STABLE Py_ssize_t PySequence_Size(PyObject *);
 
-/* Memory of others, and memory of ours in others' hands */
+/* Memory of other libraries, and memory of this one that they hold */
 STABLE int PyObject_GetBuffer(PyObject *, Py_buffer *, int);
 STABLE void PyBuffer_Release(Py_buffer *);
 STABLE PyObject *PyMemoryView_FromMemory(char *, Py_ssize_t, int);

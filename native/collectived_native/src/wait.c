@@ -2,8 +2,8 @@
  *
  * Small collectives are won or lost here. A rank that waits looks for a while, for a wake-up costs ten times as much as the
  * whole instance. How long is adapted: twice as long where it was worth while, half where not. Once all ranks of a group
- * sleep, a short look never pays, because everybody is late by a wake-up; so now and then a rank looks for the whole time
- * again. Where cores are short nobody looks: whoever is waited for may need the core.
+ * sleep, a short look never pays, because every rank is late by a wake-up; so now and then a rank looks for the whole time
+ * again. Where cores are short no rank looks: the awaited rank may need the core.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -74,11 +74,11 @@ int look(const struct engine *e) {
 int arm(struct engine *e) {
     struct segment *s = e->segment;
     a64 *bits = e->wait.seat < 0 ? head_of(s)->sleepers : place_of(s, e->wait.seat)->waiters;
-    atomic_fetch_or(&bits[e->seat / 64], (u64)1 << e->seat % 64); /* whoever publishes takes it out again */
+    atomic_fetch_or(&bits[e->seat / 64], (u64)1 << e->seat % 64); /* the publishing seat takes it out again */
     return look(e);
 }
 
-/* A thread that is woken tends to be put on the core of whoever woke it, until all sit on one, where looking is in vain and
+/* A thread that is woken tends to be put on the core of the thread that woke it, until all sit on one, where looking is in vain and
  * others idle. A rank that finds more seats on its core than need be moves to the one with the fewest, once in a while. Only
  * where the caller may run on every core: `hops` says so. */
 static int hop(struct engine *e) {

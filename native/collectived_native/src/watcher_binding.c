@@ -1,6 +1,6 @@
 /* watcher_binding.c: the worker's side: it makes segments, watches them, and ends what cannot complete.
  *
- * A watcher takes no part in instances. What it reads was written by members: every loop is bounded, and progress that
+ * A watcher takes no part in instances. Members wrote all that it reads: every loop is bounded, and progress that
  * cannot be is blamed on the seat that wrote it.
  */
 #include <errno.h>
@@ -140,7 +140,7 @@ static PyObject *watcher_seat(PyObject *self, PyObject *number) {
     return tuple_of(numbers, sizeof numbers / sizeof *numbers);
 }
 
-/* What a seat has completed, by description: (description, operation, calls, bytes, nanoseconds); see segment.Total.
+/* The completed calls of a seat, by description: (description, operation, calls, bytes, nanoseconds); see segment.Total.
  * Places are taken in order. In the last ones the description is -1: they hold all of an operation that found no place. */
 static PyObject *watcher_totals(PyObject *self, PyObject *number) {
     Watcher *w = usable(self);
@@ -161,8 +161,8 @@ static PyObject *watcher_totals(PyObject *self, PyObject *number) {
     return pack(found, count);
 }
 
-/* What a seat remembers of the instances from the first to before the last one: (instance, description, began, ended),
- * in order; see segment.Past. What its process has overwritten, or is writing, is left out. */
+/* A seat's memory of the instances from the first to before the last one: (instance, description, began, ended),
+ * in order; see segment.Past. Entries that its process has overwritten, or is writing, are left out. */
 static PyObject *watcher_history(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     Watcher *w = usable(self);
     if (w && count != 3) return PyErr_Format(PyExc_TypeError, "history takes a seat, a first and a last instance, not %zd arguments", count);
@@ -238,10 +238,10 @@ static PyMethodDef methods[] = {
     {"expire", watcher_expire, METH_O, "The deadline of this instance has passed; whether this ended it."},
     {"decided", watcher_decided, METH_NOARGS, "(complete, waiting or culprit, reason)"},
     {"verdict", watcher_verdict, METH_NOARGS, "(instance, reason, culprit, missing)"},
-    {"seat", watcher_seat, METH_O, "What a seat has published."},
-    {"totals", watcher_totals, METH_O, "What a seat has completed, by description."},
-    FAST_METHOD("history", watcher_history, "What a seat remembers of some instances that it has completed."),
-    {"review", watcher_review, METH_NOARGS, "Help to decide; who has come, who has not, who differs, and the time left."},
+    {"seat", watcher_seat, METH_O, "The published state of a seat."},
+    {"totals", watcher_totals, METH_O, "The completed calls of a seat, by description."},
+    FAST_METHOD("history", watcher_history, "A seat's memory of some instances that it has completed."),
+    {"review", watcher_review, METH_NOARGS, "Help to decide; the seats that have come, that are missing and that differ, and the time left."},
     {"set_waiting", watcher_set_waiting, METH_O, "How many processes wait to join the group."},
     {"close", watcher_close, METH_NOARGS, "Unmap the segment."},
     {NULL, NULL, 0, NULL},

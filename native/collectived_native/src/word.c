@@ -1,4 +1,4 @@
-/* word.c: deciding, failing, and waking who sleeps. */
+/* word.c: deciding, failing, and waking sleepers. */
 #define _GNU_SOURCE
 #include "word.h"
 
@@ -40,7 +40,7 @@ int all_published(const struct segment *s, u64 want) {
 }
 
 int has_come(const struct segment *s, int seat, u64 n) {
-    return atomic_load(&seat_of(s, seat)->progress) > n << TICK_BITS; /* two who publish together must not miss each other */
+    return atomic_load(&seat_of(s, seat)->progress) > n << TICK_BITS; /* two seats that publish together must not miss each other */
 }
 
 int read_record(const struct segment *s, int seat, u64 n, struct record_copy *copy) {
@@ -114,7 +114,7 @@ int end_generation(struct segment *s, u64 n, int reason, int culprit) {
         ring_all(s);
         return reason;
     }
-    return NONSENSE; /* somebody writes it to and fro */
+    return NONSENSE; /* a member writes it to and fro */
 }
 
 u64 end_now(struct segment *s, int reason, int culprit) {
@@ -169,7 +169,7 @@ int apply_limit(struct segment *s, u64 n) {
 int expire(struct segment *s, u64 n, int decider) {
     if (all_there(s, n)) return decide(s, n);
     u64 least = ~(u64)0, missing[SEAT_WORDS] = {0};
-    for (int i = 0; i < seats_of(s); i++) { /* who is furthest behind */
+    for (int i = 0; i < seats_of(s); i++) { /* the seat that is furthest behind */
         u64 progress = load(&seat_of(s, i)->progress);
         if (progress < n << TICK_BITS) progress = n << TICK_BITS;
         if (progress < least) memset(missing, 0, sizeof missing), least = progress;

@@ -1,6 +1,6 @@
-/* word.h: the word on which everything hangs, `decided`, and who has published what.
+/* word.h: the word that decides all outcomes, `decided`, and the published states of seats.
  *
- * `decided` changes by compare-and-swap alone. Whoever sees that all have contributed to the open instance raises it; a
+ * `decided` changes by compare-and-swap alone. A rank that sees that all have contributed to the open instance raises it; a
  * death, a deadline, an abort or a contract that differs sets a reason, and then it never changes again. All ranks
  * therefore read one outcome of every instance. Loops over words that others write are bounded.
  */
@@ -42,7 +42,7 @@ static inline int outcome(u64 decided, u64 n) {
     return reason_of(decided) ? reason_of(decided) : PENDING;
 }
 
-/* What a seat has told in a tick; in groups that span hosts it lies behind the value. */
+/* The blob of a seat in a tick; in groups that span hosts it lies behind the value. */
 static inline char *blob_of(const struct segment *s, int seat, u64 tick) {
     return input_of(s, seat, tick) + (s->geometry.operated ? s->geometry.small : 0);
 }
@@ -73,13 +73,13 @@ u64 end_now(struct segment *s, int reason, int culprit);
 void lower_limit(struct segment *s, u64 n, int reason, int culprit);
 /* Ends the generation where instance `n` cannot complete any more. Returns the outcome of `n`. */
 int apply_limit(struct segment *s, u64 n);
-/* Ends instance `n`, whose deadline has passed, unless all are there; `decider` says who is missing. Returns the outcome. */
+/* Ends instance `n`, whose deadline has passed, unless all are there; `decider` names the missing seats. Returns the outcome. */
 int expire(struct segment *s, u64 n, int decider);
-/* The first instance in which a seat that is gone cannot take part; what it has published wholly may complete. */
+/* The first instance in which a seat that is gone cannot take part; instances that it has published wholly may complete. */
 u64 first_lost(const struct segment *s, int seat);
-/* Who had not come when the generation ended with DEADLINE: a bit per seat, of what `decider` saw. */
+/* The seats that had not come when the generation ended with DEADLINE: a bit per seat, as `decider` saw them. */
 void missing_seats(const struct segment *s, int decider, u64 missing[SEAT_WORDS]);
-/* The earliest deadline that anybody has set for instance `n`; 0: none. */
+/* The earliest deadline that any seat has set for instance `n`; 0: none. */
 u64 earliest_deadline(const struct segment *s, u64 n);
 /* Whether a seat has published anything of instance `n`. */
 int has_come(const struct segment *s, int seat, u64 n);

@@ -1,1 +1,1 @@
-"""What the daemons can be told: each key is declared once, and read from file < environment < flags."""
+"""The configuration of the daemons. Each key is declared once, and is read from file < environment < flags."""

@@ -1,4 +1,4 @@
-"""Everything that a coordinator and a worker can be told, a sentence for each.
+"""All configuration keys of a coordinator and a worker, with a sentence for each.
 
 A new field here is also a flag, a variable, a key of the file and a row in
 docs/reference/configuration.md (`make docs`).
@@ -32,7 +32,7 @@ from collectived_proto.config.value_types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSettings:
-    """What both kinds of daemons are told."""
+    """The configuration that both kinds of daemons have."""
 
     TABLE: ClassVar[str] = ""
 
@@ -88,7 +88,7 @@ class DaemonSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings(DaemonSettings):
-    """What a coordinator is told; each field is a key of the configuration."""
+    """The configuration of a coordinator. Each field is a key of the configuration."""
 
     TABLE: ClassVar[str] = "coordinator"
 
@@ -131,7 +131,7 @@ class CoordinatorSettings(DaemonSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings(DaemonSettings):
-    """What a worker is told; each field is a key of the configuration."""
+    """The configuration of a worker. Each field is a key of the configuration."""
 
     TABLE: ClassVar[str] = "worker"
 
@@ -147,10 +147,12 @@ class WorkerSettings(DaemonSettings):
     group_rules: tuple[Rule, ...] = setting(
         RULES,
         (),
-        "Who may join groups: PATTERN = WHO …, such as 'night/* = user:ann token:ci'; the first match decides.",
+        "Permission to join groups: PATTERN = WHO …, such as 'night/* = user:ann token:ci'; the first match decides.",
     )
     device_rules: tuple[Rule, ...] = setting(
-        RULES, (), "Who may join on devices: PATTERN = WHO …, such as 'GPU:0 = user:ann'; the first match decides."
+        RULES,
+        (),
+        "Permission to join on devices: PATTERN = WHO …, such as 'GPU:0 = user:ann'; the first match decides.",
     )
     listen: tuple[str, ...] = setting(
         ADDRESSES,

@@ -1,4 +1,4 @@
-"""The command line of a daemon, made of the keys that it can be told."""
+"""The command line of a daemon, made of its configuration keys."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _SOURCES = (
 )
 
 
-# What daemons are told first by whoever starts them for others: certificates that the environment names are those with
-# which its user calls, and no host's.
+# First flags of a daemon that a launcher starts for other users. Certificates that the environment names belong to the
+# launcher's user, for calls. They are no certificates of a host, so the daemon must not serve with them.
 NO_TLS_FLAGS = ("--tls-cert=", "--tls-key=", "--tls-ca=")
 
 

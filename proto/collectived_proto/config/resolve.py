@@ -21,7 +21,7 @@ MIN_SECRET_LENGTH = 16  # characters
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What one daemon has been told: values of all keys that have one, where each came from, and what is missing."""
+    """The configuration of one daemon: the values of its keys, where each came from, and which are missing."""
 
     values: Mapping[str, Any]
     origins: Mapping[str, str]
@@ -30,7 +30,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class RawValue:
-    """A value as somebody has given it, and where."""
+    """A value as it was written, and the place where it was written."""
 
     value: Any
     origin: str
@@ -94,7 +94,7 @@ def _find_raw_value(
     if text := environment.get(key.variable):
         return RawValue(text, key.variable)
     if file is not None and key.allowed_in_file:
-        for table in dict.fromkeys((own, key.table)):  # what both have may stand in a daemon's own table too
+        for table in dict.fromkeys((own, key.table)):  # keys of both daemons may stand in a daemon's own table too
             if key.name in file.entries.get(table, {}):
                 return RawValue(file.entries[table][key.name], file.locate(table, key.name))
     return None
@@ -104,7 +104,7 @@ def _parse_value(key: Setting, given: RawValue) -> Any:
     try:
         return key.value_type.parse(given.value)
     except (ValueError, TypeError):
-        value = "what it says" if key.is_secret else repr(given.value)
+        value = "its value" if key.is_secret else repr(given.value)
         raise ConfigError(f"{key.path}, from {given.origin}: {value} is not {key.value_type.expected}") from None
 
 
@@ -116,7 +116,7 @@ def _read_secret(path: Path, origin: str) -> tuple[str, str]:
 
 
 def _check_secret(secret: str, origin: str) -> None:
-    """Whoever dials a link is shown a digest of it, and may guess at home: it must not be a word."""
+    """Refuse a short secret. Each process that dials a link gets a digest of it, and may guess secrets offline."""
     if 0 < len(secret) < MIN_SECRET_LENGTH:
         raise ConfigError(
             f"secret, from {origin}: it is shorter than {MIN_SECRET_LENGTH} characters, and could be guessed: make one "

@@ -1,4 +1,4 @@
-"""Rules: who may have what a pattern names, as `night/* = user:ann group:ml token:ci`."""
+"""Rules: the principals that may use names which match a pattern, as `night/* = user:ann group:ml token:ci`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ RULE_EXPECTED = "PATTERN = user:NAME group:NAME token:NAME …"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`pattern`, with * and ? as shells have them, is for `principals` alone; for nobody where that is empty."""
+    """Allow `principals` alone to use names that match `pattern`, with * and ? as in shells.
+
+    Empty: nothing is allowed.
+    """
 
     pattern: str
     principals: tuple[tuple[PrincipalKind, str], ...]

@@ -28,7 +28,7 @@ REQUIRED = Required()
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One thing that a daemon can be told.
+    """One configuration key of a daemon.
 
     table: of the file, "" for keys that both daemons have. flags: of the command line, () where it must not stand
     there. allowed_in_file: whether the file may have it. is_secret: a secret, which is never shown. const: what its
@@ -65,7 +65,7 @@ def setting(
     """A field of a settings class.
 
     Args:
-        default: its value where nobody gives one; `REQUIRED` for none.
+        default: its value where none is given; `REQUIRED` for none.
         variable: of the environment, where it is not named after the key.
         also: further spellings of its flag.
         hidden: a secret: neither in the file nor on a command line, where others could read it, and never shown.

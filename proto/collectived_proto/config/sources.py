@@ -21,7 +21,7 @@ _ENTRY = re.compile(r"\s*([A-Za-z0-9_-]+)\s*=")
 
 
 class ConfigError(Exception):
-    """What is wrong in the configuration: the key, where its value came from, the value, and what was expected."""
+    """An error in the configuration: the key, where its value came from, the value, and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def find_config_file(named: str | None, environment: Mapping[str, str], system: 
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except PermissionError:  # HOME is somebody else's, as where only the uid was changed
+    except PermissionError:  # HOME belongs to another user, as where only the uid was changed
         return False
 
 

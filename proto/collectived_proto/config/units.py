@@ -27,7 +27,7 @@ def parse_size(text: str) -> int:
 
 
 def format_size(nbytes: int) -> str:
-    """65536 as `64 KiB`; what `parse_size` reads, whenever it is a whole number of units."""
+    """65536 as `64 KiB`, which `parse_size` reads, if it is a whole number of units."""
     unit = next(unit for unit in reversed(_SIZES) if nbytes >= 1 << _SIZES[unit] or unit == "B")
     return f"{nbytes / (1 << _SIZES[unit]):.4g} {unit}"
 

@@ -1,1 +1,1 @@
-"""What passes between a client and the worker of its own host beside gRPC: doorbell messages and shared memory."""
+"""Communication between a client and the worker of its host beside gRPC: doorbell messages and shared memory."""

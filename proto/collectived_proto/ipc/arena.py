@@ -1,7 +1,8 @@
 """Shared memory between a worker and a client: sealed memfds, made by the worker, mapped once, reused.
 
 Sealing is what makes sharing safe: a peer that could shrink a mapped file could kill us with SIGBUS, and one that could
-write a result could change another rank's. So the worker seals, and whoever maps checks the seals first.
+write a result could change another rank's. So the worker seals the file, and a process checks the seals before it maps
+the file.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Arena:
 
     @property
     def shared_descriptor(self) -> int:
-        """What is handed to a client."""
+        """The descriptor that a client gets."""
         assert self.file is not None
         return self.file.given
 
@@ -97,7 +98,7 @@ class Arena:
         return self.file
 
     def discard(self) -> bool:
-        """Give the pages of an arena for inputs back, whoever else still has it, and unmap it.
+        """Give the pages of an arena for inputs back, even if other processes still have it, and unmap it.
 
         False where arrays here look into it: nothing has changed then.
         """
@@ -132,7 +133,7 @@ class Arena:
 
 
 def create(number: int, size: int, *, readers_only: bool) -> Arena:
-    """A new arena without pages (see `Arena.commit`). With `readers_only`, nobody can map it writable after us.
+    """A new arena without pages (see `Arena.commit`). With `readers_only`, no other process can map it writable.
 
     Raises:
         OSError: no descriptor or no address space.

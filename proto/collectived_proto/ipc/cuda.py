@@ -15,7 +15,7 @@ POSIX_DESCRIPTOR = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FIL
 
 
 def call_driver(name: str, *arguments: Any) -> tuple[Any, ...]:
-    """What the driver answers.
+    """Call a function of the driver and return its results.
 
     Raises:
         CudaError: it refuses.

@@ -1,4 +1,4 @@
-"""What a worker and its clients have in common where memory of GPUs is shared."""
+"""Shared memory of GPUs: the types and numbers that a worker and its clients have in common."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HANDLE_BYTES = 64  # of CUDA's handles of memory and events for other processes
 
 
 class Allocation(NamedTuple):
-    """What the driver says of memory on a GPU.
+    """An allocation on a GPU, as the driver describes it.
 
     buffer_id: a number that this process never gives to another allocation. address, size: of all of it, in bytes.
     device: on which it lies, as this process numbers it. exportable: whether a handle of legacy IPC can be had.

@@ -3,7 +3,7 @@
 The folder is `$XDG_RUNTIME_DIR/collectived`, else `/tmp/collectived-<uid>`; it belongs to the user and is 0700. A job's
 file `<job>.json` is 0600 and is removed when the job ends; its sockets lie in the folder `<job>/` beside it.
 
-The *system worker*, which systemd or Kubernetes keeps running for everybody on the host, is found by its socket.
+The *system worker*, which systemd or Kubernetes keeps running for all users of the host, is found by its socket.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from pathlib import Path
 from collectived_proto.private_files import write_atomically
 
 MAX_SOCKET_PATH = 107  # bytes that fit in sockaddr_un
-SYSTEM_FOLDER = Path("/run/collectived")  # the same inside of containers, for workers tell their clients paths in it
+SYSTEM_FOLDER = Path("/run/collectived")  # the same inside of containers, for workers send their clients paths in it
 SYSTEM_SOCKET = "worker.sock"
 
 
 @dataclass(frozen=True, slots=True)
 class JobFile:
-    """What anybody needs in order to reach a running job. Addresses are `unix:/path` or `host:port`; `page` is the link
-    to its web page, with its token where it needs one, or ''; `away`: workers that do not serve now, for people.
+    """The data with which a process reaches a running job.
+
+    Addresses are `unix:/path` or `host:port`; `page` is the link to its web page, with its token where it needs one, or
+    ''; `away`: workers that do not serve now, for people.
     """
 
     job: str
@@ -46,14 +48,14 @@ def ensure_runtime_folder() -> Path:
     """This user's folder, created when missing.
 
     Raises:
-        PermissionError: it exists and belongs to somebody else, or others may enter it.
+        PermissionError: it exists and belongs to another user, or others may enter it.
     """
     folder = runtime_path()
     folder.mkdir(mode=0o700, exist_ok=True)
     seen = folder.lstat()
     if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_mode & 0o077:
         raise PermissionError(
-            f"{folder} must be a directory of yours (uid {os.getuid()}) with mode 0700, it has uid {seen.st_uid} and "
+            f"{folder} must be your directory (uid {os.getuid()}) with mode 0700, it has uid {seen.st_uid} and "
             f"mode {stat.S_IMODE(seen.st_mode):04o}; remove it or set XDG_RUNTIME_DIR"
         )
     return folder
@@ -62,7 +64,7 @@ def ensure_runtime_folder() -> Path:
 def find_system_worker() -> str | None:
     """Address of the worker that serves this host, `unix:/path`; None where there is none.
 
-    Whether anybody listens there, and whether this user may call, shows when it is called.
+    Whether a process listens there, and whether this user may call, shows when it is called.
     """
     path = SYSTEM_FOLDER / SYSTEM_SOCKET
     try:

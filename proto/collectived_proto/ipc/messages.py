@@ -8,8 +8,8 @@ Three kinds of socket, each admitted by a one-time token in its first message:
 - one per session over which the worker asks where the client's threads are, which a thread of the client answers.
 
 One message is one packet; integers are little-endian. Whatever arrives is checked here; `MalformedMessage` says why.
-In the first message the versions of the protocol that the client speaks follow the token; what may one day stand
-behind them is passed over.
+In the first message the versions of the protocol that the client speaks follow the token. Later versions may append
+more there, which is ignored.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class MessageType(enum.IntEnum):
 
 SUBMIT_STAGED = 1  # flag of a ring: one address, of a staging slot laid out as Prepare said
 SUBMIT_OUTPUT = 2  # flag of a ring: the last address is where the result is to be written
-SUBMIT_ORDERED = 4  # flag of a ring: the caller goes on in stream order, and is to be told when all is LAUNCHED
+SUBMIT_ORDERED = 4  # flag of a ring: the caller goes on in stream order, and gets LAUNCHED when all is launched
 SUBMIT_KEEPS_OWN = 8  # flag of a ring: what the result has of its own value the rank takes from there
 SUBMIT_TAKES_PARTS = 16  # flag of a ring: the rank takes parts of the result before all of it is there
 DONE_LAST = 1  # flag of DONE: the last pack of its instance
@@ -131,12 +131,13 @@ class Submit(NamedTuple):
     """Start instance `instance` of the prepared collective `prepared`.
 
     `addresses` are (arena, byte offset) per leaf, or the one of the staging slot where `staged`. `remaining` is the
-    time until the deadline in seconds, 0 for none; `timeout` is what the caller had asked for, for messages.
+    time until the deadline in seconds, 0 for none; `timeout` is the timeout that the caller gave, for messages.
     `released_slots` are result slots, and events of the worker, that this rank needs no longer. `output` is memory of
     a GPU in which the result is to be written, laid out as Prepare said; None: in a result slot. `event` is the number
-    of one behind which the value is there, from 1; 0: it is there now. With `ordered` the rank is told when all is
-    launched; a worker that does not know how says only when it is done. With `keeps_own` the rank needs no result that
-    is nothing but its own value, and with `takes_parts` it is told of parts of a long result as they come.
+    of one behind which the value is there, from 1; 0: it is there now. With `ordered` the rank gets a message when all
+    is launched; a worker that does not know how says only when it is done. With `keeps_own` the rank needs no result
+    that is nothing but its own value, and with `takes_parts` it gets a message for each part of a long result that has
+    come.
     """
 
     generation: int
@@ -171,7 +172,7 @@ class Submit(NamedTuple):
             self.prepared,
             self.instance,
             self.remaining,
-            max(self.timeout, self.remaining),  # what is left of next to nothing is rounded up
+            max(self.timeout, self.remaining),  # a tiny rest is rounded up
         )
         if len(self.addresses) == 1 and len(self.released_slots) < 2:  # as small collectives go on
             tail = _ADDRESS.pack(*self.addresses[0])
@@ -248,7 +249,7 @@ class Completion(NamedTuple):
     """Pack `pack` of an instance is complete; with `has_result`, it lies in result slot `slot` at (arena, offset).
 
     Where the result's layout was not known at Prepare, an outline (`ipc/result_header.py`) for this rank begins there.
-    `source` is who sent it, where a receive took what any rank sends.
+    `source` is the rank that sent it, where a receive took a message of any rank.
     """
 
     instance: int
@@ -296,7 +297,7 @@ def parse_withdrawal(data: bytes) -> Withdrawal:
 
 
 class OverdueReceive(NamedTuple):
-    """OVERDUE: which receive, and who has sent a part of what it takes."""
+    """OVERDUE: a receive, and the ranks that have sent a part of its value."""
 
     generation: int
     instance: int
@@ -440,7 +441,7 @@ def parse_ipc_open(data: bytes) -> IpcOpen:
 
 
 class IpcOpenResult(NamedTuple):
-    """What has become of the allocation `buffer_id`: arena `number` of `size` bytes; 0: it was not opened, and why."""
+    """The outcome of opening the allocation `buffer_id`: arena `number` of `size` bytes; 0: not opened, and why."""
 
     buffer_id: int
     number: int = 0

@@ -13,8 +13,8 @@ _RESULT_PART = struct.Struct("<BxxxIQQQQQ")
 class ResultPart(NamedTuple):
     """RESULT_PART: bytes [start, stop), counted from (arena, offset), where the result begins, are final.
 
-    It begins where the completion will say so, with an outline where that has one. What no part tells of is there with
-    the completion.
+    It begins where the completion will say so, with an outline where that has one. Bytes that no RESULT_PART names are
+    final with the completion.
     """
 
     instance: int

@@ -1,7 +1,7 @@
-"""Who else has the file of a shared memory open.
+"""Shared memory files, and whether other processes still have them open.
 
-What others are given is a file of its own, opened anew. The kernel counts those, and not the memfd itself, nor what is
-mapped of it; so one who has the memfd can ask whether anybody still has the other.
+Other processes get a file of its own, opened anew for the same memory. The kernel counts users of that file apart from
+users and mappings of the memfd. So the owner of the memfd can ask whether another process still has the other file.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class SharedFile:
         return os.fstat(self._descriptor).st_blocks * _BLOCK_BYTES
 
     def is_held_elsewhere(self) -> bool | None:
-        """Whether anybody has what was given, as a descriptor, mapped, or on its way. None: nobody can say.
+        """Whether a process has the given file: as a descriptor, mapped, or in a message. None: it cannot be found out.
 
-        It is given to nobody any more. A write lease is given only for a file that nobody else has open.
+        The file must not be given away afterwards. The kernel grants a write lease only on a file that is not open
+        elsewhere.
         """
         if self.given == self._descriptor:
             return None

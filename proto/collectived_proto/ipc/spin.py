@@ -1,8 +1,8 @@
 """Looking for a moment before sleeping, where there are cores to spare.
 
-Somebody who sleeps in a poll is woken within some 5 µs by a kernel on bare metal and some 40 µs in a virtual machine;
-somebody who looks again and again notices within one. But whoever looks keeps a core busy that others may need: so only
-hosts with cores to spare do, only for as long as a small collective takes, and less and less where nothing came of it.
+A thread that sleeps in a poll is woken within some 5 µs by a kernel on bare metal and some 40 µs in a virtual machine;
+a thread that looks again and again notices within one. But it keeps a core busy that others may need. So a thread spins
+on hosts with cores to spare, only for as long as a small collective takes, and less and less where spinning is in vain.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class AdaptiveSpin:
         self._skipped = 0
 
     def poll(self, poll: Poll, longest: float) -> list[Any]:
-        """What `poll` finds within the budget, and at most within `longest` seconds; [] where that is nothing."""
+        """The events that `poll` finds within the budget, and at most within `longest` seconds; [] for none."""
         if self.budget < MIN_SPIN_SECONDS:
             self._skipped += 1
             if self._skipped < RETRY_AFTER:

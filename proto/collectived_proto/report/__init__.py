@@ -1,1 +1,1 @@
-"""What is said of status in the same words everywhere."""
+"""Texts about status that the commands, the web page and the daemons share."""

@@ -1,5 +1,4 @@
-"""Findings, made from a `StatusReply`: findings in the order in which somebody who looks for trouble wants to read
-them.
+"""Findings, made from a `StatusReply`, sorted by what a reader who looks for trouble needs first.
 
 Pure: a reply in, sentences out. `collectived status`, `collectived top` and the coordinator's web page all begin with
 these, so that they say the same about the same moment.
@@ -35,13 +34,13 @@ from collectived_proto.v1 import status_pb2 as pb
 from collectived_proto.version import VersionRange
 
 RECENT_SECONDS = 600.0  # a failure is news for so long
-# Limits that only who asked is told of: MEMORY says when it is scarce.
+# Limits that are shown only to the caller that met them. MEMORY says when memory is scarce.
 PRIVATE_LIMITS = ("memory", "session_memory", "session_gpu_memory")
 NEARLY_FULL = 0.9  # of its limit: memory that is nearly used up
 
 
 class FindingKind(enum.Enum):
-    """The kinds of findings, in the order in which they are told."""
+    """The kinds of findings, in the order in which they are shown."""
 
     INCOMPLETE = "warning"  # something is missing from the answer: all that follows is to be read so
     MISSING = "waiting"  # ranks that others wait for
@@ -50,7 +49,7 @@ class FindingKind(enum.Enum):
     RESTARTED = "restarted"  # the coordinator, not long ago
     FAILED = "failed"  # a generation of a group, not long ago
     MEMORY = "memory"  # nearly used up
-    LIMIT = "limit"  # met not long ago: somebody was refused
+    LIMIT = "limit"  # met not long ago: a request was refused
     VERSIONS = "versions"  # that differ
     INSECURE = "insecure"  # every process that can connect to a daemon may do everything
     HINT = "note"  # a hint that is not followed
@@ -121,7 +120,7 @@ def code_name(code: int) -> str:
     return Code(code).name if code in set(Code) else f"code {code}"
 
 
-# Who is waited for
+# Ranks that others wait for
 
 
 def _find_waiting(reply: pb.StatusReply, group: pb.GroupStatus) -> Iterator[StatusFinding]:
@@ -224,7 +223,7 @@ def _missing_rank_text(reply: pb.StatusReply, group: pb.GroupStatus, rank: int, 
 def _last_call_text(member: Member, instance: int | None) -> str:
     if not member.last_op:
         return "" if not member.idle_seconds else ", which has called nothing in this group yet"
-    # What it has finished last is what it called last, unless more of its calls are under way.
+    # The instance that it finished last is its last call, unless more of its calls are under way.
     number = f" #{member.last_instance}" if instance is not None and member.last_instance == instance - 1 else ""
     return (
         f", which last called {member.last_op}{number}{_site_text(member.last_site)}, "
@@ -245,7 +244,7 @@ def _worker_state_text(reply: pb.StatusReply, task: int) -> str:
 def _find_restart(coordinator: pb.CoordinatorStatus) -> Iterator[StatusFinding]:
     age = coordinator.uptime_seconds
     if coordinator.restarted and age <= RECENT_SECONDS:
-        sentence = f"the coordinator was started again {format_duration(age)} ago; what it counts begins there"
+        sentence = f"the coordinator was started again {format_duration(age)} ago; its counts begin there"
         yield StatusFinding(FindingKind.RESTARTED, Severity.NOTE, sentence, age_seconds=age)
 
 
@@ -258,7 +257,7 @@ def _find_lost_workers(reply: pb.StatusReply) -> Iterator[StatusFinding]:
         if worker_state(worker) is WorkerState.LOST:
             age = worker.last_heartbeat_seconds
             sentence = (
-                f"worker {worker.task} (host {worker.host}, pid {worker.pid}) was last heard {format_duration(age)} ago"
+                f"worker {worker.task} (host {worker.host}, pid {worker.pid}) last reported {format_duration(age)} ago"
             )
             yield StatusFinding(FindingKind.LOST, Severity.ERROR, sentence, worker=worker.task, age_seconds=age)
 
@@ -315,7 +314,7 @@ def _find_version_differences(reply: pb.StatusReply) -> Iterator[StatusFinding]:
 
 
 def _daemon_versions(daemon: pb.CoordinatorStatus | pb.WorkerStatus) -> VersionRange:
-    """Of one that tells no more than its release, the first version of the protocol."""
+    """The protocol versions of a daemon; the first version if it reports its release alone."""
     return replace(versions_from_proto(daemon.protocol), release=daemon.release)
 
 
@@ -333,7 +332,7 @@ def _add_speakers(who: dict[VersionRange, list[str]], tasks: Mapping[VersionRang
         who.setdefault(versions, []).append(f"{what}{'s' if len(those) > 1 else ''} {numbers_text(those)}")
 
 
-# What is over, and what is not as asked
+# Ended generations, and hints that are not followed
 
 
 def _find_failures(reply: pb.StatusReply) -> Iterator[StatusFinding]:

@@ -1,4 +1,4 @@
-"""What `status`, `top` and the web page say of the same thing in the same words, beside the findings. Pure."""
+"""Words and numbers that `status`, `top` and the web page share, beside the findings. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def has_reported(worker: pb.WorkerStatus) -> bool:
 
 
 def has_counts(reply: pb.StatusReply, group: pb.GroupStatus) -> bool:
-    """Whether the counts of a group are known: some worker of it has told them now or before."""
+    """Whether the counts of a group are known: some worker of it reports them, now or before."""
     if group.collectives_done or group.collectives_failed or group.state == "forming":
         return True
     answering = {worker.task for worker in reply.workers if has_reported(worker) and not worker.silent}
@@ -47,7 +47,7 @@ def has_counts(reply: pb.StatusReply, group: pb.GroupStatus) -> bool:
 
 
 def list_client_versions(worker: pb.WorkerStatus) -> list[VersionRange]:
-    """What its clients speak; of a worker that tells no more than their releases, the first version of the protocol."""
+    """Protocol versions of its clients; the first version where the worker reports only their releases."""
     if worker.clients:
         return [versions_from_proto(client) for client in worker.clients]
     return [replace(FIRST_VERSIONS, release=release) for release in worker.client_releases]

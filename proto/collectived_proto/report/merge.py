@@ -1,7 +1,6 @@
-"""What the group loops of a generation tell together about their group. A *group loop* is a group as one worker sees
-it.
+"""Merge the reports of all group loops of a generation. A *group loop* is a group as one worker sees it.
 
-Pure: for the coordinator, which hears all of them, and for whoever must do without it.
+Pure: for the coordinator, which gets all of the reports, and for commands that read them without it.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ from collections.abc import Iterable, Sequence
 
 from collectived_proto.v1 import status_pb2 as pb
 
-RESTARTED_WARNING = "the coordinator was started again and has not heard from all workers yet"
+RESTARTED_WARNING = "the coordinator was started again and has no report from some workers yet"
 
 
 def merge_in_flight(
     group_loops: Sequence[pb.LaneStatus], ranks: Iterable[int], pending: Iterable[pb.InFlight] = ()
 ) -> list[pb.InFlight]:
-    """One entry per instance: who has arrived anywhere, since when, and who of `ranks` has not."""
+    """Merge entries into one per instance: which ranks have arrived, since when, and which of `ranks` have not."""
     merged: dict[int, pb.InFlight] = {}
     arrived: dict[int, set[int]] = {}
     for flight in (*pending, *(flight for group_loop in group_loops for flight in group_loop.in_flight)):
@@ -34,7 +33,7 @@ def merge_in_flight(
 
 
 def _add_flight(entry: pb.InFlight, flight: pb.InFlight) -> None:
-    """Add what one worker tells; of packs that are done, the worker counts that is furthest behind."""
+    """Add the report of one worker. Of packs that are done, the worker counts that is furthest behind."""
     entry.op, entry.site = entry.op or flight.op, entry.site or flight.site
     entry.seconds, entry.bytes = max(entry.seconds, flight.seconds), max(entry.bytes, flight.bytes)
     entry.state = "running" if "running" in (entry.state, flight.state) else flight.state
@@ -48,7 +47,7 @@ def merge_rates(group_loops: Iterable[pb.LaneStatus]) -> list[pb.Rate]:
     """By operation. Every worker takes part in every collective, so nothing is added up but counts are the largest.
 
     A worker is busy from when its own ranks have come, though others may be late: the one that was busy for the
-    shortest time tells best how long carrying took. Waiting is told of the worker that waited longest.
+    shortest time shows best how long carrying took. The waiting time is that of the worker that waited longest.
     """
     by_op: dict[str, list[pb.Rate]] = {}
     for rate in (rate for group_loop in group_loops for rate in group_loop.rates):
@@ -65,7 +64,7 @@ def _merge_rate(of_op: list[pb.Rate]) -> pb.Rate:
 
 
 def merge_replies(parts: Sequence[pb.StatusReply]) -> pb.StatusReply:
-    """Answer that each know a part, as one: what is missing then is what nobody has told.
+    """Merge answers that each know a part into one. Only parts that no answer has are missing from it.
 
     Args:
         parts: one or more, that of a coordinator first where there is one; the first one's warnings are said.
@@ -99,7 +98,7 @@ def _merge_workers(parts: Iterable[pb.StatusReply]) -> list[pb.WorkerStatus]:
 
 
 def merge_own_reply(reply: pb.StatusReply, own: pb.StatusReply) -> pb.StatusReply:
-    """The answer of a coordinator that does not list the worker whose own part this is: it has not heard it yet."""
+    """The answer of a coordinator that does not list the worker of `own`, because that has not reported to it yet."""
     whole = merge_replies([reply, own])
     if RESTARTED_WARNING not in whole.warnings:
         whole.warnings.append(RESTARTED_WARNING)
@@ -109,7 +108,7 @@ def merge_own_reply(reply: pb.StatusReply, own: pb.StatusReply) -> pb.StatusRepl
 def _merge_group(seen: pb.GroupStatus, group_loops: Sequence[pb.LaneStatus]) -> pb.GroupStatus:
     group = pb.GroupStatus()
     group.CopyFrom(seen)
-    if not group_loops and seen.state != "partial":  # what the coordinator alone knows of
+    if not group_loops and seen.state != "partial":  # known to the coordinator alone
         return group
     for member in (member for group_loop in group_loops for member in group_loop.members):
         if member.rank < len(group.members):

@@ -1,4 +1,4 @@
-"""The words of errors and warnings that name ranks: who and where they are, what they last did, who waits.
+"""The words of errors and warnings that name ranks: their names and places, their last calls, and waiting ranks.
 
 The coordinator speaks so in its verdicts, and a worker in those that it must make alone.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collectived_proto.types import ANY_SOURCE, Member, RankPosition, unscoped_name
 
 MAX_NAMED = 4  # this many are named in full; of more, the number
-FRESH_SECONDS = 1.0  # what is older is said with its age
+FRESH_SECONDS = 1.0  # older reports are shown with their age
 
 
 def format_seconds(value: float) -> str:
@@ -174,11 +174,11 @@ def expired_text(what: str, timeout_seconds: float, absent: Sequence[str], sites
 
 
 def nccl_failure_text(what: str, reports: Sequence[tuple[str, Sequence[Member], str]], lost: Sequence[Member]) -> str:
-    """The text of a failure of NCCL, which does not say who is at fault.
+    """The text of a failure of NCCL, which does not name a culprit.
 
     Args:
-        reports: a worker, its ranks and what NCCL said there; who said it first comes first.
-        lost: who is known to be.
+        reports: a worker, its ranks and the message of NCCL there, in order of time.
+        lost: the ranks that are known to be lost.
     """
     places = [f"on {worker}, of {members_text(members)}, {said}" for worker, members, said in reports[:MAX_NAMED]]
     if len(reports) > MAX_NAMED:

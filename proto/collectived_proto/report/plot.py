@@ -1,4 +1,4 @@
-"""What pictures of figures against size have in common. They need matplotlib (the extra `plot`)."""
+"""Charts of figures against size. They need matplotlib (the extra `plot`)."""
 
 from __future__ import annotations
 

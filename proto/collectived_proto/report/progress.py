@@ -15,7 +15,7 @@ REFRESH_SECONDS = 10.0
 
 
 class Progress:
-    """Shows that work goes on, as long as its block does; what is over sooner says nothing elsewhere.
+    """Shows that work goes on while its block runs. Short work prints nothing where there is no terminal.
 
     Args:
         command: that does it, for the lines: `collectived doctor`.
@@ -81,7 +81,7 @@ class Progress:
         self._draw()
 
     def hide(self) -> None:
-        """Erase the bar, because something else is printed there; what is done next draws it again."""
+        """Erase the bar, because something else is printed there. The next step draws it again."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -93,7 +93,7 @@ class Progress:
             print(text, file=sys.stderr, flush=True)
 
     def describe(self) -> str:
-        """What is done, and how far it is, in words."""
+        """The current work, and how far it is, in words."""
         with self._lock:
             done = f", {self._done} of {self._total} {self._noun} done" if self._total else ""
             return f"{self._what}{done}"

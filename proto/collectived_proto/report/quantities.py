@@ -7,7 +7,7 @@ from collections.abc import Sequence
 _SIZES = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 _RATES = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
-_ROUNDS_UP = 0.9995  # what rounds to 1000 of a unit belongs to the next one
+_ROUNDS_UP = 0.9995  # a number that rounds to 1000 of a unit belongs to the next one
 
 
 def format_bytes(count: float) -> str:

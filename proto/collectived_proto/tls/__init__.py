@@ -1,1 +1,1 @@
-"""TLS: what files hold, how somebody is dialled with it, and why that failed."""
+"""TLS: certificate files, the settings for calls, and the reasons of calls that failed."""

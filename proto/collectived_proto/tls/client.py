@@ -1,4 +1,4 @@
-"""Calling somebody over TLS: with what gRPC is told, and why it did not work where gRPC only says that it did not."""
+"""Calls over TLS: the credentials for gRPC, and why a call failed, for which gRPC gives no reason."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from collectived_proto.tls.files import TlsMaterial, client_context
 if TYPE_CHECKING:
     import grpc
 
-_ALPN = "h2"  # what gRPC speaks
+_ALPN = "h2"  # the protocol of gRPC
 _EXPIRED, _OTHER_NAME = 10, (62, 64)  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED, _HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH
 _PROBE_SECONDS = 1.0  # for each of the two: to be answered, and to be hung up on
 
 
 def channel_credentials(material: TlsMaterial) -> grpc.ChannelCredentials:
-    """For gRPC. Without an authority of ours, its own list is trusted."""
+    """Credentials for gRPC. Without an authority of the job, gRPC trusts its own list."""
     import grpc
 
     return grpc.ssl_channel_credentials(material.ca or None, material.key or None, material.cert or None)
@@ -40,7 +40,7 @@ def diagnose_connection(address: str, material: TlsMaterial | None) -> str:
         with socket.create_connection((host, port), _PROBE_SECONDS) as connection:
             connection.settimeout(_PROBE_SECONDS)
             return _diagnose_plain_text(connection) if material is None else _diagnose_tls(connection, host, material)
-    except (OSError, ValueError):  # nobody is there, and gRPC has said so
+    except (OSError, ValueError):  # no process listens there, and gRPC has said so
         return ""
 
 
@@ -51,7 +51,7 @@ def _diagnose_plain_text(connection: socket.socket) -> str:
     with anybody.wrap_socket(connection):
         return (
             "it speaks TLS, and was called in plain text: name the certificate of its authority (COLLECTIVED_TLS_CA, "
-            "or --tls-ca of a worker), and yours where it asks who calls (COLLECTIVED_TLS_CERT, COLLECTIVED_TLS_KEY)"
+            "or --tls-ca of a worker), and your own where it demands one (COLLECTIVED_TLS_CERT, COLLECTIVED_TLS_KEY)"
         )
 
 
@@ -59,7 +59,7 @@ def _diagnose_tls(connection: socket.socket, host: str, material: TlsMaterial) -
     said = material.files.origins
     context = client_context(material)
     context.set_alpn_protocols([_ALPN])
-    if not material.ca:  # whom gRPC trusts then is its own affair, and it says so itself
+    if not material.ca:  # gRPC then chooses its authorities, and reports errors itself
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         called = context.wrap_socket(connection, server_hostname=host)
@@ -82,7 +82,7 @@ def _diagnose_tls(connection: socket.socket, host: str, material: TlsMaterial) -
     if not ended:
         return ""
     if not material.cert:
-        return f"it asks who calls: set {said['cert']} and {said['key']} to a certificate of its authority"
+        return f"it demands a certificate: set {said['cert']} and {said['key']} to a certificate of its authority"
     return (
         f"it does not accept the certificate of {material.files.cert} ({said['cert']}): expected one of its own "
         "authority that has not expired"

@@ -1,7 +1,7 @@
 """Certificates as files: read whole, checked against each other, and made into what TLS is spoken with.
 
-A certificate is tried before it is used: a server and a client made of the same files meet in memory. What an authority
-has not signed, what has expired and what does not fit its key is found there, with the words of OpenSSL.
+A certificate is tried before it is used: a server and a client made of the same files meet in memory. Certificates that
+the authority has not signed, that have expired or that do not fit their key are found there, with the words of OpenSSL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collectived_proto.private_files import PrivateFileError, read_private, read
 VARIABLES = {"cert": "COLLECTIVED_TLS_CERT", "key": "COLLECTIVED_TLS_KEY", "ca": "COLLECTIVED_TLS_CA"}
 FLAGS = {"cert": "--tls-cert", "key": "--tls-key", "ca": "--tls-ca"}
 
-_UNTRUSTED_CODES = (18, 19, 20, 21)  # OpenSSL's verify codes for a chain that does not end at an authority of ours
+_UNTRUSTED_CODES = (18, 19, 20, 21)  # OpenSSL's verify codes for a chain that does not end at a trusted authority
 
 
 class TlsFileError(ValueError):
@@ -30,8 +30,9 @@ class TlsFileError(ValueError):
 class TlsFiles:
     """Where certificates lie.
 
-    cert: of whoever speaks, with what is between it and the authority's. key: its private key. ca: certificates of
-    the authorities that others must show one of. Each is None where nobody names it. origins: how each was named.
+    cert: the certificate of this process, with those between it and the authority's. key: its private key. ca:
+    certificates of the authorities that others must show one of. Each is None where it is not named. origins: how each
+    was named.
     """
 
     cert: Path | None = None
@@ -55,7 +56,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class CertificateIdentity:
-    """What a certificate says: names and addresses it is good for, and until when."""
+    """The names and addresses for which a certificate is valid, and until when."""
 
     names: tuple[str, ...]
     not_after: datetime
@@ -63,7 +64,7 @@ class CertificateIdentity:
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """What files held at one moment, in PEM; empty where there is no such file.
+    """The content of the files at one moment, in PEM; empty where there is no such file.
 
     identity: of `cert`; None where there is none, or no authority by which it could be tried.
     """
@@ -76,16 +77,16 @@ class TlsMaterial:
 
     @property
     def is_mutual(self) -> bool:
-        """Whether it can be demanded of others to prove who they are, and ours be proved to them."""
+        """Whether both sides of a connection can prove their identity."""
         return bool(self.cert and self.ca)
 
 
 def load_material(files: TlsFiles, serves: bool = False) -> TlsMaterial:
-    """What files hold now. `serves`: whether it is to be served with, too, and not only to be shown by who calls.
+    """Read the files now. `serves`: whether the process serves with it, too, and does not only call with it.
 
     Raises:
         TlsFileError: one cannot be read, holds nothing of its kind, does not fit the others, or has expired; or
-            everybody may read the key.
+            every user may read the key.
     """
     _check_pair(files)
     key = _read(files, "key") if files.key else b""
@@ -105,7 +106,7 @@ def load_material(files: TlsFiles, serves: bool = False) -> TlsMaterial:
     try:
         return TlsMaterial(files, cert, key, ca, _parse_identity(_handshake_in_memory(server, client)))
     except ssl.SSLError as error:
-        if not serves and getattr(error, "verify_code", 0) in _UNTRUSTED_CODES:  # perhaps theirs is, whom we call
+        if not serves and getattr(error, "verify_code", 0) in _UNTRUSTED_CODES:  # perhaps the server's authority is
             return material
         raise TlsFileError(
             f"{files.origins['cert']} {files.cert} is refused by {files.origins['ca']} {files.ca}: "
@@ -115,14 +116,17 @@ def load_material(files: TlsFiles, serves: bool = False) -> TlsMaterial:
 
 
 def server_context(material: TlsMaterial, demand: bool) -> ssl.SSLContext:
-    """What serves. `demand`: whether callers must show a certificate of our authority."""
+    """The TLS context of a server. `demand`: whether callers must show a certificate of our authority."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.num_tickets = 0  # nobody resumes, and a ticket that is never read would make of a close a reset
+    made.num_tickets = 0  # no client resumes, and a ticket that is never read would turn a close into a reset
     return _configure(made, material, demand)
 
 
 def client_context(material: TlsMaterial) -> ssl.SSLContext:
-    """What calls, and checks names. Without an authority of ours, those that the system knows are trusted."""
+    """The TLS context of a client; it checks names.
+
+    Without an authority of the job, those of the system are trusted.
+    """
     made = _configure(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), material, demand=True)
     if not material.ca:
         made.load_default_certs()

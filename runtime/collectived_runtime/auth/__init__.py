@@ -1,1 +1,1 @@
-"""Who calls a daemon, and what that lets them do."""
+"""Authentication of the callers of a daemon, and their permissions."""

@@ -1,6 +1,6 @@
 """Which groups and devices a caller may have: rules of the configuration, judged. Pure but for `resolve_rules`.
 
-Rules restrict guests. The daemon's own user, root, and whoever shows the job's secret may have everything: they could
+Rules restrict guests. The daemon's own user, root, and callers with the job's secret may have everything: they could
 take it anyway.
 """
 
@@ -31,7 +31,7 @@ class AclRule:
         if caller.token_name in self.token_names:
             return True
         local = caller.unix_peer
-        # Whoever needed a credential to come in is not known by the number that the kernel says.
+        # A caller that needed a credential to come in is not known by the uid that the kernel reports.
         known = local is not None and local.pid > 0
         return known and local is not None and (local.uid in self.uids or bool(local.gids & self.gids))
 
@@ -54,7 +54,10 @@ def resolve_rules(rules: Sequence[Rule], key: str) -> tuple[AclRule, ...]:
 
 
 def is_permitted(rules: Sequence[AclRule], name: str, caller: Caller) -> bool:
-    """Whether somebody may have what is called so: the first rule that fits decides, and where none does everybody."""
+    """Whether a caller may use that name.
+
+    The first rule that matches the name decides; without one every caller may.
+    """
     if caller.access is AccessLevel.ALL:
         return True
     first = next((rule for rule in rules if rule.rule.matches(name)), None)

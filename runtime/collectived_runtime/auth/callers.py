@@ -1,4 +1,4 @@
-"""What a caller may do: by the credential that it shows, and at a Unix socket by who it is."""
+"""The permissions of a caller: by the credential that it shows, and at a Unix socket by its uid."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _METADATA_KEY = "authorization"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever makes a call.
+    """The caller of an RPC.
 
-    access: what it may do. token_name: the name of the client token that it showed, ''; local: who it is, where it
-    came by a Unix socket.
+    access: what it may do. token_name: the name of the client token that it showed, ''; local: its user and process,
+    where it came by a Unix socket.
     """
 
     access: AccessLevel
@@ -29,7 +29,7 @@ class Caller:
 
     @property
     def rejection_message(self) -> str:
-        """What it is told where it may do nothing."""
+        """The error for a caller that may do nothing."""
         if self.unix_peer is not None:
             return explain_denial(self.unix_peer)
         return (
@@ -39,12 +39,12 @@ class Caller:
 
 
 class CallerIdentifier:
-    """Tells who makes a call.
+    """Finds the caller of an RPC.
 
     Args:
-        gate: what credentials are good for.
-        proxy: who stands at the daemon's Unix sockets.
-        mutual: over TCP gRPC lets nobody call who has not shown a certificate, which is as good as the secret.
+        gate: checks credentials.
+        proxy: knows the callers at the daemon's Unix sockets.
+        mutual: over TCP gRPC admits only callers with a certificate, which is as good as the secret.
     """
 
     def __init__(self, gate: TokenAuthenticator, proxy: PeerCredentialProxy, mutual: bool = False) -> None:
@@ -53,12 +53,14 @@ class CallerIdentifier:
         self._is_mutual_tls = mutual
 
     def get_throttle_key(self, context: Any) -> str:
-        """By whom calls are counted: the user at a Unix socket, the address elsewhere; '' where neither is known."""
+        """The key by which calls are counted: the user at a Unix socket, the address elsewhere; '' where neither is
+        known.
+        """
         met = self._proxy.find_peer(context.peer())
         return parse_peer_address(context.peer()) if met is None else format_uid_key(met[0].uid)
 
     def identify(self, context: Any) -> Caller:
-        """Return who makes this call (a `grpc.aio.ServicerContext`)."""
+        """Return the caller of this call (a `grpc.aio.ServicerContext`)."""
         known = self.authenticator.authenticate(get_authorization(context.invocation_metadata()))
         met = self._proxy.find_peer(context.peer())
         if met is None and self._is_mutual_tls and context.auth_context().get("x509_pem_cert"):

@@ -1,7 +1,7 @@
 """The certificates of a daemon, read again whenever their files have changed.
 
-Who asks gets what the files held when they last made sense: a file that is broken after a change is said once, and
-what was there before stays. Nothing watches the files; they are looked at when somebody comes or is called.
+A caller gets the content of the files when they were last valid. A file that is broken after a change is logged once,
+and the former content stays in use. Nothing watches the files; they are checked at each connection, in or out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TRIES = 3  # to read files of which one changes amid it
 
 @dataclass(frozen=True, slots=True)
 class TlsContexts:
-    """What is in use.
+    """The TLS contexts in use.
 
     `http_server`, `link_server` and `link_client` are contexts of Python's ssl: for pages, and for links.
     """
@@ -68,16 +68,16 @@ class Certificates:
 
     @property
     def is_mutual(self) -> bool:
-        """Whether who comes over TCP has proved who it is, and so do links, both ways."""
+        """Whether callers over TCP have shown certificates, and so do both sides of links."""
         return self.has_server_tls and self._files.ca is not None
 
     @property
     def has_client_tls(self) -> bool:
-        """Whether this daemon speaks TLS with whom it calls over TCP."""
+        """Whether this daemon speaks TLS when it calls others over TCP."""
         return bool(self._files)
 
     def load_current(self) -> TlsContexts:
-        """What the files hold, or held when they last made sense."""
+        """Return the contexts from the files as they are, or as they were when last valid."""
         with self._lock:
             if (moment := self._files.fingerprint()) != self._loaded_version:
                 self._loaded_version = moment
@@ -89,7 +89,7 @@ class Certificates:
             return self._current
 
     def get_http_context(self) -> ssl.SSLContext:
-        """What pages are served with now. Who looks at them shows a token, and no certificate."""
+        """The TLS context for pages now. A reader of pages shows a token, and no certificate."""
         serving = self.load_current().http_server
         assert serving is not None, "this daemon has no certificate"
         return serving
@@ -114,7 +114,7 @@ class Certificates:
         )
 
     async def explain_failure(self, address: str) -> str:
-        """Why TLS may be the reason that nobody answers there; '' where it is not."""
+        """Explain why TLS may be the reason that no answer comes from there; '' where it is not."""
         if not self.has_client_tls:
             return await asyncio.to_thread(diagnose_connection, address, None)
         return await asyncio.to_thread(diagnose_connection, address, self.load_current().material)
@@ -126,7 +126,7 @@ class Certificates:
 
 
 def load_certificates(settings: DaemonSettings, listen: Iterable[str]) -> Certificates:
-    """Those that a daemon was told of, who is to listen there.
+    """Load the configured certificates of a daemon that is to listen there.
 
     Raises:
         StartupError: they cannot be used, or do not say with what to serve.
@@ -142,7 +142,7 @@ def load_certificates(settings: DaemonSettings, listen: Iterable[str]) -> Certif
 
 
 def _load_contexts(files: TlsFiles) -> tuple[object, TlsContexts]:
-    """What they hold, and the moment of it.
+    """Load the files. Return the contexts, and the state of the files.
 
     Raises:
         TlsFileError: as `load_material`.

@@ -1,4 +1,4 @@
-"""What a caller shows, and what that lets it do.
+"""Credentials of callers, and the permissions that they give.
 
 The job's *secret* lets it do everything. A *client token* lets it use workers: open sessions, join groups, look; each
 has a name, by which rules can speak of it. A *viewing token* lets it look and nothing else: the one that is made from
@@ -41,7 +41,7 @@ REJECT_REASONS: tuple[RejectReason, ...] = ("nothing", "wrong", "viewing")
 
 
 class AccessLevel(enum.IntEnum):
-    """What a caller may do."""
+    """The permissions of a caller."""
 
     NONE = 0
     VIEW = 1
@@ -63,14 +63,14 @@ _NO_CREDENTIAL = Credential(b"", AccessLevel.NONE)
 
 
 class TokenAuthenticator:
-    """Tells what callers may do by what they show, and counts those who were turned away.
+    """Finds the permissions of callers by their credentials, and counts rejected callers.
 
     Args:
-        secret: the job's; empty: nobody knows it.
-        insecure: everybody may do everything.
+        secret: the job's; empty: there is none.
+        insecure: every caller may do everything.
         token: a viewing token beside the one that is made from the secret; empty: there is none.
         files: further credentials, which may change.
-        logins: who has shown something wrong too often.
+        logins: the addresses that have shown wrong credentials too often.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TokenAuthenticator:
         return self.insecure or bool(self._static_credentials) or bool(self._credential_files)
 
     def authenticate(self, authorization: str) -> Credential:
-        """What somebody shows: the value of the header, or ''. Takes the same time whatever is shown."""
+        """Look up a credential: the value of the header, or ''. Takes the same time for all values."""
         scheme, _, text = authorization.partition(" ")
         given = _digest(text.strip() if scheme.lower() == "bearer" else "")
         best = _NO_CREDENTIAL
@@ -108,11 +108,11 @@ class TokenAuthenticator:
         return Credential(best.digest, AccessLevel.ALL, best.name) if self.insecure else best
 
     def get_access_level(self, authorization: str) -> AccessLevel:
-        """What somebody may do who shows this."""
+        """The permissions of a caller with this credential."""
         return self.authenticate(authorization).access
 
     def count_rejection(self, door: Surface, authorization: str, address: str = "") -> None:
-        """Count a caller, at an address, to whom what it asked for was refused."""
+        """Count a refused call of a caller at an address."""
         reason: RejectReason = (
             "nothing" if not authorization else "viewing" if self.get_access_level(authorization) else "wrong"
         )
@@ -141,7 +141,7 @@ class CredentialFile:
             try:
                 self._credentials = self._read(self._path)
             except StartupError as error:
-                log.warning("%s; what it held before is good until that is mended", error)
+                log.warning("%s; its former content stays valid until that is mended", error)
             else:
                 log.warning("%s has changed and was read again", self._path)
         return self._credentials
@@ -236,5 +236,5 @@ def _is_token(text: str) -> bool:
 
 
 def _digest(text: str) -> bytes:
-    """Of one length, so that comparing does not tell the length either."""
+    """Of one length, so that the time to compare does not show the length either."""
     return sha256(text.encode(errors="replace")).digest()

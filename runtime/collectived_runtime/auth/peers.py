@@ -1,6 +1,6 @@
-"""Who is at the other end of a Unix socket, by the word of the kernel, and whether a daemon serves them.
+"""Peers of Unix sockets, as the kernel reports them, and whether a daemon serves them.
 
-Folders of sockets: whom a folder lets in, its sockets let in too.
+Folders of sockets: users that a folder lets in, its sockets let in too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ACL_NAME = "system.posix_acl_access"
 _ACL_VERSION = struct.pack("<I", 2)
 _ACL_ENTRY = struct.Struct("<HHI")  # tag, permissions, uid or gid
 _NO_ID = 0xFFFFFFFF
-_MAX_GROUPS = 256  # what Python's getsockopt has room for; of who has more, the first is known
+_MAX_GROUPS = 256  # the room in Python's getsockopt; of a user with more, the first ones are known
 
 
 class _AclTag(enum.IntEnum):
@@ -68,13 +68,16 @@ class AllowedUsers:
         return self.is_trusted(peer) or (self._is_identified(peer) and invited)
 
     def _is_identified(self, peer: UnixPeer) -> bool:
-        """Whether the kernel's word says anything: a process of another PID namespace is another container's, and
-        cannot be watched; a number that stands for many users is nobody's."""
+        """Whether the kernel's report identifies the peer.
+
+        A process of another PID namespace is in another container, and cannot be watched. The overflow uid stands for
+        many users.
+        """
         return peer.pid > 0 and peer.uid != OVERFLOW_ID
 
 
 def explain_denial(peer: UnixPeer) -> str:
-    """What somebody is told who is not served; names nobody but them."""
+    """The error for a peer that is not served. It names no other user."""
     if peer.uid == OVERFLOW_ID:
         who = f"you are uid {OVERFLOW_ID}, which stands for every user that has no number on this host"
     elif peer.pid <= 0:
@@ -142,10 +145,10 @@ def resolve_id(name: str, key: str, *, group: bool = False) -> int:
 
 
 def apply_folder_mode(invited: AllowedUsers, folder: Path) -> AllowedUsers:
-    """The guests at the sockets in a folder: where nobody is named, the group with which that is shared (0750).
+    """The guests at the sockets in a folder: where none is named, the group with which that is shared (0750).
 
     Raises:
-        StartupError: somebody is named whom the folder does not let in.
+        StartupError: the folder does not let in a user that is named.
     """
     mode = folder.stat().st_mode
     if not invited.is_list:
@@ -153,30 +156,30 @@ def apply_folder_mode(invited: AllowedUsers, folder: Path) -> AllowedUsers:
         return AllowedUsers(invited.own_uid, gids=shared)
     if not mode & 0o011:
         raise StartupError(
-            f"allow_users and allow_groups let nobody in at {folder}: with mode {mode & 0o7777:04o} other users cannot "
+            f"allow_users and allow_groups admit no user at {folder}: with mode {mode & 0o7777:04o} other users cannot "
             f"reach the sockets in it: chmod 711 {folder} (or 0750 for one group)"
         )
     return invited
 
 
 def is_shared_with_group(folder: str | os.PathLike[str]) -> bool:
-    """Whether a folder of sockets is open to a group and to nobody else, as 0750 says it."""
+    """Whether a folder of sockets is open to a group and to no other user, as with mode 0750."""
     return stat.S_IMODE(os.stat(folder).st_mode) & 0o011 == 0o010
 
 
 def set_socket_mode(path: str, allowed: AllowedUsers | None = None) -> None:
-    """Let those connect to a socket who may: the group with which its folder is shared, else its owner alone.
+    """Set the mode of a socket: the group with which its folder is shared, else its owner alone.
 
     Where users and groups are named one by one, an access control list says so. Where the file system has none, or
-    others may come and show a credential, everybody whom the folder lets in may connect, and is asked who they are.
-    The umask says nothing: it is the container's, or systemd's, and nobody thinks of it.
+    others may come and show a credential, every user whom the folder lets in may connect, and is identified then.
+    The umask is not read: it is the container's, or systemd's, and was not chosen for this folder.
     """
     folder = os.path.dirname(path) or "."
     if allowed is not None and allowed.is_list:
         if allowed.with_tokens or not _set_acl(path, allowed):
             os.chmod(path, 0o666)
     elif is_shared_with_group(folder):
-        with contextlib.suppress(PermissionError):  # a group of which we are no member, that somebody else gave it
+        with contextlib.suppress(PermissionError):  # the user is no member of the group, which another user gave it
             os.chown(path, -1, os.stat(folder).st_gid)
         os.chmod(path, 0o660)
     else:

@@ -1,10 +1,10 @@
-"""The proxy: stands at the Unix sockets of a gRPC server, and knows who each of its callers is.
+"""The proxy: stands at the Unix sockets of a gRPC server, and knows the user of each of its callers.
 
-gRPC does not say who is at the other end of a Unix socket. So the proxy listens in its place, asks the kernel
-(`SO_PEERCRED`), and carries the bytes to a socket of the server that has no name any more, hence can be found by nobody
-else. What it connects from has a name that was never used before; by this name, which gRPC calls the peer of a call, it
-finds again whom it carries for. Strangers are carried too, so that they get an answer with a reason: what they may do
-is decided, call by call, by `callers.py`.
+gRPC does not report the peer of a Unix socket. So the proxy listens in its place, asks the kernel
+(`SO_PEERCRED`), and carries the bytes to a socket of the server that has no name any more, so that no other process can
+find it. Each of its connections has a name that was never used before. By this name, which gRPC calls the peer of a
+call, it finds the peer again. Strangers are carried too, so that they get an answer with a reason: `callers.py` decides
+for each call whether they may make it.
 
 Nothing is looked at on the way.
 """
@@ -39,7 +39,7 @@ class PeerCredentialProxy:
     """Runs in the event loop of its daemon.
 
     Args:
-        invited: whom it lets use the daemon.
+        invited: the users that may use the daemon.
         most: connections that it holds; more are closed as they come. Each takes three descriptors.
         refusals: counts those.
     """
@@ -59,14 +59,14 @@ class PeerCredentialProxy:
 
         Raises:
             OSError, RuntimeError: there can be no socket.
-            StartupError: the folder does not let those in who are invited.
+            StartupError: the folder does not let in the users that may use the daemon.
         """
         guests = apply_folder_mode(self._allowed, Path(path).parent)
         inside = _add_unlinked_socket(server, os.path.dirname(path) or ".")
         outside = create_unix_socket(socket.SOCK_STREAM)
         try:
             if os.path.lexists(path):
-                os.unlink(path)  # a killed daemon left it: whether anybody serves there was asked before
+                os.unlink(path)  # a killed daemon left it: whether a process serves there was checked before
             outside.bind(path)
             set_socket_mode(path, self._allowed)
             outside.listen(_BACKLOG)
@@ -87,9 +87,9 @@ class PeerCredentialProxy:
             self._servers.append(await loop.create_unix_server(admit, sock=outside, backlog=_BACKLOG))
 
     def find_peer(self, name: str) -> tuple[UnixPeer, AllowedUsers] | None:
-        """Who makes a call, by what gRPC calls its peer, and whom the socket at which it came is for.
+        """Find the peer of a call by gRPC's name for it, and the users that its socket serves.
 
-        None: nobody who is here, as where the call came over TCP.
+        None: no peer of these sockets, as where the call came over TCP.
         """
         return self._peers_by_name.get(name)
 
@@ -105,12 +105,12 @@ class PeerCredentialProxy:
 
 
 class ClientSide(asyncio.Protocol):
-    """A connection of somebody; the server hears of it when they say something."""
+    """A connection of a peer. It reaches the server when the peer sends something."""
 
     def __init__(self, proxy: PeerCredentialProxy, inside: int, guests: AllowedUsers) -> None:
         self._proxy, self._server_fd, self._allowed = proxy, inside, guests
         self._buffered: list[bytes] | None = []  # until it is carried
-        self._counted_uid: int | None = None  # of whom a place is taken for
+        self._counted_uid: int | None = None  # the user for which a place is taken
         self._connect_task: asyncio.Task[None] | None = None
         self._server_side: ServerSide | None = None
 
@@ -229,7 +229,7 @@ class ServerSide(asyncio.Protocol):
 def _add_unlinked_socket(server: grpc.aio.Server, folder: str) -> int:
     """Add a Unix socket to a server and take its name away; a descriptor by which this process can still connect.
 
-    The folder in which it was made is nobody else's, and is gone with it.
+    The folder in which it was made belongs to this process alone, and is removed with it.
     """
     private = tempfile.mkdtemp(prefix=".", dir=folder)
     directory = os.open(private, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

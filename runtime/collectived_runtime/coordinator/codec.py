@@ -1,4 +1,4 @@
-"""What workers and the coordinator say to each other, from protobuf to values and back."""
+"""The messages between workers and the coordinator, from protobuf to values and back."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _EVENTS: dict[str, Callable[[Any, int], Event]] = {
 
 
 def event_from_proto(task: int, message: pb.WorkerMessage) -> Event | None:
-    """What a worker's message means to the core; None for those that concern the shell alone, or are not known."""
+    """The event of the core for a worker's message; None for one that concerns the shell alone, or is not known."""
     name = message.WhichOneof("message")
     return _EVENTS[name](getattr(message, name), task) if name in _EVENTS else None
 
@@ -108,7 +108,7 @@ _MESSAGES: dict[type[Message], tuple[str, Codec[Any, Any]]] = {
 
 
 class Encoder:
-    """Messages to protobuf. What goes to many workers, a verdict or a group, is encoded once."""
+    """Messages to protobuf. A message to many workers, a verdict or a group, is encoded once."""
 
     def __init__(self) -> None:
         self._verdicts: _Recent[pb.CoordinatorMessage] = _Recent()

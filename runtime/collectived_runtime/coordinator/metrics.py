@@ -1,6 +1,6 @@
-"""The metrics of the coordinator, read when somebody asks; see `metrics.catalogue` for what each means.
+"""The metrics of the coordinator, read at each request; see `metrics.catalogue` for their meaning.
 
-A census: what the coordinator counts, for whoever measures it; cheaper than a snapshot, and nothing of clients.
+A census: the counts of the coordinator, for metrics. It is cheaper than a snapshot, and has nothing of clients.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _groups(census: MetricsSnapshot) -> Iterator[Reading]:
         ("collectived_group_missing_ranks", {name: float(group.missing) for name, group in merged.items()}),
     ):
         yield make_reading(COORDINATOR_METRICS[metric], (((name,), value) for name, value in values.items()))
-    # Ranks of groups that share a label would be one series: the latest of them is told.
+    # Ranks of groups that share a label would be one series: the latest of them is shown.
     late: dict[tuple[str, str, str], float] = {}
     for one in census.stragglers:
         key = (label.get(one.group, labels.OTHER), str(one.rank), str(one.worker))

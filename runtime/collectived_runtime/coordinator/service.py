@@ -101,7 +101,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         coordinator: decides everything.
         job: name of the job, for status.
         address: where this coordinator is served, for status; may be set later.
-        insecure: it admits everybody; likewise. restarted: another coordinator was there before; likewise.
+        insecure: it admits every caller; likewise. restarted: another coordinator was there before; likewise.
         store: keeps the table of links that were measured; raises ValueError or OSError where it cannot.
         task_ids: numbers of workers that bring none; None: kept in memory alone.
     """
@@ -159,7 +159,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             await context.abort(_STATUS[line.close_status[0]], line.close_status[1])
 
     async def _open(self, requests: AsyncIterator[coordinator_pb2.WorkerMessage], context: Context) -> WorkerStream:
-        """Hears the hello; the worker's line, or the call is refused."""
+        """Read the hello, and return the worker's stream; or refuse the call."""
         if self._stopping:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator is stopping")
         message = await anext(aiter(requests), None)
@@ -217,7 +217,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     @contextlib.asynccontextmanager
     async def _group_send_slot(self) -> AsyncIterator[None]:
-        """Let few at a time send a group: gRPC copies it for each, and there may be thousands who wait for it.
+        """Let few at a time send a group: gRPC copies it for each, and thousands may wait for it.
 
         A turn is over after `GROUP_SEND_SECONDS`, whether the worker has read by then or not.
         """
@@ -344,7 +344,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     # People
 
     def read_registry(self) -> tuple[Registry, float]:
-        """For whoever measures it: what is known of groups and workers, and the time by its clock."""
+        """For metrics: the registry of groups and workers, and the time by its clock."""
         return self._coordinator.registry, self._now()
 
     async def Status(self, request: status_pb2.StatusRequest, context: Any) -> status_pb2.StatusReply:
@@ -372,7 +372,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 yield reply
 
     async def _inspect(self) -> tuple[dict[int, status_pb2.WorkerStatus], list[int]]:
-        """Ask every connected worker for its own account: what they told, and who did not in time."""
+        """Ask every connected worker for its status.
+
+        Return the answers, and the workers that did not answer in time.
+        """
         self._inspection_count += 1
         number = self._inspection_count
         loop = asyncio.get_running_loop()

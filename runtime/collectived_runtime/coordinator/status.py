@@ -1,10 +1,10 @@
-"""A snapshot: what the coordinator knows, as values for whoever asks; nothing in it changes afterwards.
+"""A snapshot: the coordinator's knowledge as values for readers; nothing in it changes afterwards.
 
-The answer to `Status`: what the coordinator knows, merged with what each worker told of itself.
+The answer to `Status`: the coordinator's knowledge, merged with the status of each worker.
 
 A *group loop* is a group as one worker sees it; the group loops of a generation together are the group.
 
-What workers told of themselves when they last did, for the time in which they do not. Counts; nothing in flight.
+The last status of workers, for the time in which they do not answer: counts, and nothing in flight.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def status_reply(
     """Everything but `coordinator`, which describes the process.
 
     Args:
-        told: by task, what workers have told of themselves. silent: those who were asked and have not.
+        told: by task, the status of workers. silent: those that were asked and have not answered.
     """
     group_loops: dict[int, list[status_pb2.LaneStatus]] = {}
     for task in sorted(told):
@@ -241,7 +241,7 @@ def worker_status(
 
 
 def group_status(group: GroupView, group_loops: list[status_pb2.LaneStatus]) -> status_pb2.GroupStatus:
-    """A group, with the counts and the members' last doings that its group loops tell."""
+    """A group, with the counts and the members' last actions from its group loops."""
     members = [codec.member_to_proto(member) for member in group.members]
     if group.generation:
         for member in (member for group_loop in group_loops for member in group_loop.members):
@@ -289,7 +289,7 @@ T = TypeVar("T")
 
 
 class LastStatus:
-    """By worker its last account, by generation the largest counts that were told."""
+    """By worker its last account, by generation the largest counts that were reported."""
 
     def __init__(self) -> None:
         self._statuses: dict[int, pb.WorkerStatus] = {}

@@ -1,4 +1,4 @@
-"""Traces of all workers, gathered for whoever asks: parts are passed on as they come, and nobody is waited for long."""
+"""Traces of all workers, gathered for a request: parts are passed on as they come, and no worker is waited for long."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class TracedWorker:
     """A connected worker as traces need it.
 
     Attributes:
-        clock_name: as its hello says. clock: what its latest heartbeat says of the coordinator's clock, and when that
-            came, by ours.
+        clock_name: as its hello says. clock: the coordinator's clock by its latest heartbeat, and when that
+            came, by this clock.
     """
 
     task: int
@@ -52,7 +52,7 @@ class TraceCollector:
     async def gather(
         self, request: trace_pb2.TraceRequest, workers: Mapping[int, TracedWorker]
     ) -> AsyncGenerator[trace_pb2.TraceReply, None]:
-        """The answer to a request: at once the time, then parts as they come, then who was silent."""
+        """The answer to a request: at once the time, then parts as they come, then the silent workers."""
         now = time.monotonic()
         yield trace_pb2.TraceReply(time=trace_pb2.TraceTime(unix=time.time(), monotonic=now))
         if request.local_only:
@@ -92,7 +92,7 @@ class TraceCollector:
         )
 
     async def _next(self, gathering: _PendingTrace) -> trace_pb2.WorkerTrace | None:
-        """Return the next part; None where somebody's time is over."""
+        """Return the next part; None where the time of a worker is over."""
         if not gathering.parts.empty():
             return gathering.parts.get_nowait()
         wait = min(gathering.deadlines.values()) - time.monotonic()
@@ -102,7 +102,7 @@ class TraceCollector:
             return None
 
     def add_part(self, task: int, told: coordinator_pb2.TracePart) -> None:
-        """A worker has sent a part; one that nobody waits for any more is dropped."""
+        """Take a part that a worker has sent. A part of a request that has ended is dropped."""
         now = time.monotonic()
         gathering = self._pending.get(told.trace)
         if gathering is None or task not in gathering.deadlines:
@@ -120,7 +120,7 @@ class TraceCollector:
     def _compare_clock(
         self, worker: TracedWorker, told: coordinator_pb2.TracePart, now: float
     ) -> trace_pb2.WorkerClock:
-        """How the worker's clock stands to ours: the best of what its heartbeats and this exchange say."""
+        """The offset of the worker's clock to this one: the best from its heartbeats and this exchange."""
         if worker.clock_name and worker.clock_name == self._clock_name:
             return trace_pb2.WorkerClock(how="same clock")
         asked = clock_sync.compute_offset(told.asked_at, told.heard_at, told.answered_at, now)

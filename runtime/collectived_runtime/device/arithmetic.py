@@ -21,7 +21,7 @@ from collectived_proto.types import DType, ReduceOp
 
 Array = NDArray[Any]
 
-YIELD_INTERVAL_BYTES = 4 << 20  # what is folded between two looks at the world
+YIELD_INTERVAL_BYTES = 4 << 20  # bytes folded between two yields
 
 _NUMBERS = {operation: number for number, operation in enumerate(ReduceOp, 1)}  # as on the wire
 _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
@@ -122,5 +122,5 @@ class Arithmetic:
 
 
 def view_bytes(array: Array) -> NDArray[np.uint8]:
-    """The bytes of a contiguous array; ml_dtypes' own types cannot be told to a buffer's user."""
+    """The bytes of a contiguous array; the buffer protocol has no codes for ml_dtypes' own types."""
     return array.view(np.uint8)

@@ -1,8 +1,8 @@
 """A thread for calls about one GPU that may block: making, aborting and destroying communicators.
 
-It does them one after another in the order in which they were asked for. Whoever asks goes on, and waits for the
+It does them one after another in the order in which they were asked for. The caller goes on, and waits for the
 `BlockingCall` in a group loop's poll, as for a `Launch`. A call that ought to be over and is not cannot be ended from
-outside: it is told to whoever made the attendant, who ends the process.
+outside: it is reported to the maker of the thread, which ends the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CALL_TIMEOUT_SECONDS = 5.0  # seconds for what must not hang
 
 
 class Waitable(Protocol):
-    """What has to come to its end: `description` is said of it where it does not."""
+    """Work that has to come to its end. `description` is reported where it does not."""
 
     @property
     def description(self) -> str: ...
@@ -35,7 +35,7 @@ class BlockingCall:
     Attributes:
         result: what it has returned; read it when `done`.
         error: what it has raised, if it has.
-        cancel_requested: whether nobody wants its result any more; a call that polls ends then.
+        cancel_requested: whether its result is not wanted any more; a call that polls ends then.
     """
 
     __slots__ = ("_call", "_ended", "_on_done", "error", "cancel_requested", "result", "description")
@@ -60,7 +60,7 @@ class BlockingCall:
     def run(self) -> None:
         try:
             self.result = self._call(self)
-        except BaseException as error:  # whoever waits for it raises it
+        except BaseException as error:  # the waiting thread raises it
             self.error = error
         self._ended.set()
         self._on_done()

@@ -1,9 +1,9 @@
-"""Memory of a GPU that clients were handed by a file, and that the worker has let go of: whether anybody has that file.
+"""Memory of a GPU that a worker gave to clients by a file, and let go of: whether a process has the file.
 
-The driver keeps the memory for as long as the file is open. The kernel says whether it is: what a process polls stays
-on the list of its poll until the last descriptor of that file is closed, wherever that is, be it in a message on its
-way. Who has mapped the memory needs the file no more. But a process that can map it can also take as much of the GPU by
-itself, so that it gets nothing here that it could not have.
+The driver keeps the memory for as long as the file is open. The kernel shows whether it is: a file that a process polls
+stays on the list of its poll until the last descriptor of that file is closed, wherever that is, be it in a message on
+its way. A process that has mapped the memory needs the file no more. But a process that can map it can also take as
+much of the GPU by itself, so that it gets nothing here that it could not have.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class ExportedMemory:
         try:
             self._poll = select.epoll()
             self._poll.register(descriptor, 0)
-        except OSError:  # a file that cannot be polled, or no descriptor: nobody can say
+        except OSError:  # a file that cannot be polled, or no descriptor: it cannot be found out
             self.close()
         finally:
             os.close(descriptor)
 
     def measure(self) -> int:
-        """Bytes that it takes of the GPU while anybody has it."""
+        """Bytes that it takes of the GPU while a process has it."""
         return self._size
 
     def is_held_elsewhere(self) -> bool:
-        """Whether anything here looks into it, or anybody has the file; where nobody can say, nobody has."""
+        """Whether this process looks into it, or another has the file. False where it cannot be found out."""
         if self._memory() is not None:
             return True
         if self._poll is None:

@@ -1,6 +1,6 @@
 """The GPUs of a worker: which of them it offers, their memory, and the thread that launches on each.
 
-Memory that a GPU is given lives as long as somebody looks into it, as an array's does: freed under a kernel it would
+Memory that a GPU works on lives as long as an object looks into it, as an array's does: freed under a kernel it would
 take the whole device along.
 """
 
@@ -28,7 +28,7 @@ log = logging.getLogger("collectived.device")
 
 CUDA_ERROR_OUT_OF_MEMORY = 2  # the driver's number
 CLEAR_WITHIN = 5.0  # seconds for new memory to be all zero; it waits for what is under way on its GPU
-MOST_FREE = 512 << 20  # bytes of a pool that wait for the next who asks
+MOST_FREE = 512 << 20  # bytes of a pool that wait for the next caller
 _SMALLEST = 64 << 10
 _PAGE = 2 << 20  # memory of a GPU comes in pieces of that size
 
@@ -119,14 +119,14 @@ class DeviceArena:
         return Region(self.gpu, memory.address + offset, length, memory)
 
     def detach(self) -> ExportedMemory:
-        """Let go of what a client was handed; what is returned says whether anybody still has it."""
+        """Let go of the memory that a client was given. The result says whether a process still has it."""
         assert self._memory is not None and self.descriptor >= 0
         left = ExportedMemory(self.descriptor, self.size, self._memory)
         self.descriptor, self._memory = -1, None
         return left
 
     def close(self) -> None:
-        """Let go of it: the memory is freed when nobody looks into it any more, here and in the client."""
+        """Let go of it: the memory is freed when no process looks into it any more, here and in the client."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -141,8 +141,8 @@ class Pool(Generic[M]):
     """Memory that is dear to make: what is given back serves again, as far as it is not too much.
 
     Args:
-        drop: lets go of what is too much, which may wait for a device: not in the thread of whoever gives it back.
-        least: bytes of which there is no less to be had, so that it makes no sense to ask for less.
+        drop: frees memory beyond the limit, which may wait for a device: not in the thread that gives it back.
+        least: bytes that are the least that can be allocated, so that it makes no sense to ask for less.
     """
 
     def __init__(self, make: Callable[[int], M], drop: Callable[[list[M]], object], least: int = _SMALLEST) -> None:
@@ -153,7 +153,7 @@ class Pool(Generic[M]):
         self._lock = threading.Lock()
 
     def acquire(self, size: int) -> M:
-        """At least `size` bytes; what they held before is undefined. Raises CudaError where there is no memory."""
+        """At least `size` bytes; their content is undefined. Raises CudaError where there is no memory."""
         size = 1 << (max(size, self._least) - 1).bit_length()
         with self._lock:
             for number, free in enumerate(self._free):
@@ -162,7 +162,7 @@ class Pool(Generic[M]):
         return self._make(size)
 
     def release(self, memory: M) -> None:
-        """Give it back: nobody looks into it any more."""
+        """Give back memory into which nothing looks any more."""
         with self._lock:
             self._free.append(memory)
             dropped = []
@@ -176,13 +176,13 @@ class Gpu:
     """One GPU of a worker. May be used from any thread.
 
     Args:
-        lost: told, once or more often and from any thread, why the GPU is of no use any more.
+        lost: called, once or more often and from any thread, with the reason why the GPU cannot be used any more.
 
     Attributes:
-        index: as in `GPU:0`, the order in which the worker was told of its GPUs.
+        index: as in `GPU:0`, the order of GPUs in the worker's configuration.
         device: as the driver describes it.
         scratch, pinned: memory for intermediate results, of the GPU and of the host.
-        beside: threads for what may wait for this GPU, so that nobody else's memory waits behind it.
+        beside: threads for calls that may wait for this GPU, so that no other memory waits behind it.
     """
 
     def __init__(self, index: int, device: Device, cuda: Cuda, lost: Callable[[str], object]) -> None:
@@ -229,16 +229,16 @@ class Gpu:
         cleared = threading.Event()
         launch = self.submit(lambda stream: self.cuda.clear(memory.address, memory.size, stream), cleared.set)
         if not cleared.wait(within):
-            memory.on_freed.append(freed)  # what is on the stream keeps it
+            memory.on_freed.append(freed)  # work on the stream keeps it
             launch.cancel()
-            why = f"what is under way on GPU:{self.index} has not let new memory be cleared within {within:g} s"
+            why = f"work under way on GPU:{self.index} has kept new memory from being cleared within {within:g} s"
             raise ClearTimeout("cuMemsetD8Async", -1, why)
         if launch.error is not None:
             raise launch.error
         return DeviceArena(number, self, memory, self.cuda.export(memory.address))
 
     def import_arena(self, number: int, identity: int, handle: bytes) -> DeviceArena:
-        """An allocation of a client's; it is open until nobody looks into it any more. Takes milliseconds.
+        """An allocation of a client's; it is open until nothing looks into it any more. Takes milliseconds.
 
         Args:
             identity: of the allocation. A handle that has been another one's is opened when that has been closed.
@@ -251,7 +251,7 @@ class Gpu:
             if memory is None:
                 memory = self._imported[handle] = _ImportedAllocation(self.cuda, self.device.number, identity, handle)
             elif memory.identity != identity:
-                raise CudaError("cuIpcOpenMemHandle", -1, "what had this handle before is still open")
+                raise CudaError("cuIpcOpenMemHandle", -1, "an earlier allocation with this handle is still open")
         return DeviceArena(number, self, memory, -1)
 
     def open_event(self, handle: bytes, over: Callable[[], object]) -> BlockingCall:
@@ -292,7 +292,7 @@ class Gpu:
         return self._launch_thread.submit(work, over, waits, begun, check)
 
     def enforce_timeout(self, launch: Launch) -> None:
-        """Nobody wants it any more: the GPU is given up where it does not end within 5 s from now."""
+        """End a launch that is not wanted any more. The GPU is given up where it does not end within 5 s from now."""
         self._blocking_thread.enforce_timeout(launch)
 
     def close(self) -> None:

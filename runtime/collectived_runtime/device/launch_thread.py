@@ -1,8 +1,8 @@
 """The thread that gives one GPU its work: everything that is launched there is launched by it, in one order.
 
-Whoever wants something done submits it and goes on; a group loop waits for the `Launch` in its one poll, as it waits
+A thread submits work and goes on; a group loop waits for the `Launch` in its one poll, as it waits
 for links. The thread waits for nothing but more work and the end of what it has launched: between looks at the device
-it sleeps a moment, shorter for what has just begun.
+it sleeps a moment, shorter for work that has just begun.
 """
 
 from __future__ import annotations
@@ -109,7 +109,10 @@ class Launch:
         over()
 
     def cancel(self) -> None:
-        """What has not begun will not. What has keeps what it reads and writes until it ends, and nobody waits."""
+        """Give up work that has not begun.
+
+        Work that has begun keeps its memory until it ends, and no thread waits for it.
+        """
         self.wanted = False
 
     def wait(self, within: float) -> bool:
@@ -145,11 +148,11 @@ class LaunchThread:
         Args:
             over: called from the thread when all of it is done on the device, or has failed.
             waits: events that come first. They may be another process's, which may never come: so they are looked at
-                here, and nobody else's work on the stream waits for them.
+                here, and no other work on the stream waits for them.
             begun: called from the thread when it is on the stream, behind all that was submitted before with no events
                 to wait for.
-            check: called from the thread now and then while it is under way; raises where it has failed, for of what
-                waits for other ranks the device does not know.
+            check: called from the thread now and then while it is under way; raises where it has failed, for the device
+                does not know of work that waits for other ranks.
         """
         launch = Launch(work, over, waits, begun, check)
         with self._starting:
@@ -198,7 +201,7 @@ class LaunchThread:
             launch.finish()
 
     def _poll_interval(self) -> float:
-        """What has run for long is likely to run for longer."""
+        """Seconds until the next look: work that has run for long is likely to run for longer."""
         oldest = self._in_flight[0] if self._in_flight else self._waiting[-1]
         return min(MAX_POLL_SECONDS, max(MIN_POLL_SECONDS, (time.monotonic() - oldest.started_at) / 16))
 
@@ -224,11 +227,11 @@ class LaunchThread:
         launch.event = self._events.pop() if self._events else self._cuda.create_event(self._device)
         try:
             launch.enqueue(self._stream)
-        except Exception as error:  # whoever waits for it raises it; some of it may be under way
+        except Exception as error:  # the waiting thread raises it; some of it may be under way
             launch.fail(error)
         try:
             self._cuda.record(launch.event, self._stream)
-        except Exception as error:  # nobody will know when it ends: the GPU is given up where that is wanted
+        except Exception as error:  # its end will not be known: the GPU is given up where that matters
             launch.fail(error)
             return
         launch.started_at = time.monotonic()

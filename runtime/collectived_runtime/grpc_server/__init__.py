@@ -1,1 +1,1 @@
-"""What stands before every gRPC call: authentication, throttling, validation; and the health service."""
+"""Interceptors of every gRPC call: authentication, throttling, validation; and the health service."""

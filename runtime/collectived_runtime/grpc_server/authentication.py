@@ -1,9 +1,9 @@
-"""Admission: who may call a server of this job.
+"""Admission of callers to a server of this job.
 
 A caller on a Unix socket may do what its user may: everything, where that is the daemon's own user or root; use
-workers, where it is let in (`auth/peers.py`). Everybody else shows the job's *secret*, as `authorization: Bearer
+workers, where it is let in (`auth/peers.py`). Any other caller shows the job's *secret*, as `authorization: Bearer
 <secret>` in the metadata of every call, or a token, which is good for less (`credentials.py`).
-Whether a daemon lives is no secret: the health service answers everybody, for those who ask it (kubelets, load
+Whether a daemon lives is no secret: the health service answers every caller, for its callers (kubelets, load
 balancers) cannot show one.
 """
 
@@ -32,7 +32,7 @@ _METADATA_KEY = "authorization"
 _SCHEME = "Bearer "
 _PUBLIC_PREFIX = "/grpc.health.v1.Health/"
 _REPEATED_FAILURE_COST = 100.0  # which is as late as there is
-_AUTH_FAILURE_RATE = Rate(20, 40)  # refusals of one address or user; those beyond are told late
+_AUTH_FAILURE_RATE = Rate(20, 40)  # refusals of one address or user; further ones are delayed
 # The calls that change nothing: all that a viewing token is good for.
 VIEW_METHODS = frozenset(
     {
@@ -42,7 +42,7 @@ VIEW_METHODS = frozenset(
         "/collectived.v1.Worker/Trace",
     }
 )
-# What a client token is good for beside these, and what guests of another user may do.
+# The calls that a client token, or a guest of another user, may make beside these.
 USE_METHODS = frozenset(
     f"/collectived.v1.Worker/{method}"
     for method in ("OpenSession", "Join", "Prepare", "Submit", "Cancel", "Abort", "Leave", "TellStack")
@@ -65,16 +65,16 @@ def get_method_kind(handler: Handler) -> str:
 
 
 def client_metadata(address: str, secret: str) -> tuple[tuple[str, str], ...]:
-    """What a client of this job sends along with every call to `address`; nothing on a Unix socket."""
+    """The metadata of every call of this job's clients to `address`; none on a Unix socket."""
     return () if is_unix_address(address) or not secret else ((_METADATA_KEY, f"{_SCHEME}{secret}"),)
 
 
 def check_exposed(addresses: Iterable[str], secret: str, insecure: bool, mutual: bool = False) -> None:
-    """Refuse to serve other hosts where nobody could be told from the job's own.
+    """Refuse to serve other hosts where strangers could not be told apart from the job's own clients.
 
     Args:
         addresses: `unix:/path` or `host:port`, where a server is to listen.
-        mutual: whether callers prove by certificates who they are.
+        mutual: whether callers show certificates.
 
     Raises:
         ValueError: one of them can be reached from elsewhere, and there is neither that nor a secret.
@@ -84,7 +84,7 @@ def check_exposed(addresses: Iterable[str], secret: str, insecure: bool, mutual:
         raise ValueError(
             f"{', '.join(exposed)} can be reached from other hosts, and this job has no secret: give one in "
             "COLLECTIVED_SECRET or as the first line of standard input with --attached, have callers show certificates "
-            "(--tls-cert, --tls-key and --tls-ca), listen at 127.0.0.1, or say --insecure to let everybody in"
+            "(--tls-cert, --tls-key and --tls-ca), listen at 127.0.0.1, or say --insecure to let every caller in"
         )
 
 
@@ -175,7 +175,7 @@ def guard_handler(handler: Handler, admit: Callable[[Context], Awaitable[None]])
         async with contextlib.aclosing(aiter(requests)) as messages:  # open it would be a circle that keeps the request
             async for request in messages:
                 return request
-        if context.cancelled() or context.done():  # the caller hung up instead: there is nobody to tell
+        if context.cancelled() or context.done():  # the caller hung up instead: there is no caller to answer
             raise asyncio.CancelledError
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call came without its message")
 

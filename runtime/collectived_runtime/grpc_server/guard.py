@@ -1,4 +1,4 @@
-"""Who may call a daemon, and what stands before every call: one gate for coordinator and worker."""
+"""The gate before every call of a daemon, the same for coordinator and worker: callers, permissions and pace."""
 
 from __future__ import annotations
 

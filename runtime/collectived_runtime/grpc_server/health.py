@@ -1,8 +1,9 @@
-"""Whether a daemon can serve, for whoever asks its health service; and what it offers, for whoever may ask that.
+"""The health service of a daemon: whether it can serve. Also reflection, which lists its services to permitted callers.
 
-The service without a name tells that the process lives and answers, from its start until it is told to end. A named
-service tells whether it can do its work *now*: a worker that does not reach its coordinator lives, and what runs goes
-on, but nobody can join. So a supervisor restarts by the first, and a balancer sends work by the second.
+The service without a name shows that the process lives and answers, from its start until it is asked to end. A named
+service shows whether it can do its work *now*: a worker that does not reach its coordinator lives, and running
+collectives go on, but no client can join. So a supervisor restarts by the first, and a balancer sends work by the
+second.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Pacing: calls that come more often than anybody needs wait for their turn, before anything is done for them.
+"""Pacing: calls that come more often than any client needs wait for their turn, before anything is done for them.
 
-Who calls over TCP is told by address, who calls at a Unix socket by user. Calls that belong to a session have the
+Callers over TCP are counted by address, callers at a Unix socket by user. Calls that belong to a session have the
 pace of that session instead (`worker/service.py`).
 """
 
@@ -54,7 +54,7 @@ class Throttle:
 
 
 class ThrottleInterceptor(grpc.aio.ServerInterceptor):
-    """Paces methods that anybody may call, and calls of methods that there are not."""
+    """Paces methods that every caller may call, and calls of unknown methods."""
 
     def __init__(
         self, callers: CallerIdentifier, refusals: RejectionCounters, rates: Mapping[str, Rate] = RATES
@@ -78,7 +78,10 @@ class ThrottleInterceptor(grpc.aio.ServerInterceptor):
         return handler if throttle is None else guard_handler(handler, partial(self._throttle_call, throttle))
 
     async def _throttle_open_session(self, context: Context) -> None:
-        """Who is shown out for nonsense comes again at once: that costs its user time, and nobody else."""
+        """A client that was disconnected for malformed messages comes again at once.
+
+        That delays its user, and no other.
+        """
         caller = self._callers.get_throttle_key(context)
         heard = min(MAX_MALFORMED_CHARGED, self._rejections.take_malformed(caller))
         await self._open_session_throttle.wait(caller, 1.0 + MALFORMED_COST * heard)

@@ -40,10 +40,10 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What is at a path.
+    """The handler of a path.
 
-    handler: makes the answer; quickly where it is no coroutine. is_public: nobody has to show anything. ignores_query:
-    what follows a `?` is passed over, instead of being another path where nothing is.
+    handler: makes the answer; quickly where it is no coroutine. is_public: no credential is needed. ignores_query:
+    the part after a `?` is ignored, instead of being another path, which is not found.
     """
 
     handler: Callable[[Request], Response | Awaitable[Response]]

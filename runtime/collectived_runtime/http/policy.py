@@ -1,8 +1,8 @@
 """Which requests get no answer, and why. Pure: a request and what its sender may do in, a refusal out.
 
-A web site must not be able to look through its visitor's browser by giving its own name our address (DNS rebinding). So
-on the loopback the name by which we are called, the Host header, has to be one of ours; elsewhere that is so only where
-nobody needs a credential, which no web site knows.
+A web site must not be able to look through its visitor's browser by giving its own name the daemon's address (DNS
+rebinding). So on the loopback the name in the request, the Host header, has to be one of the daemon; elsewhere that is
+so only where no credential is needed, for a web site knows none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ METHODS = ("GET", "HEAD")
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """How we may be called, beside addresses and `localhost`; None: as anybody likes.
+    """The host names that requests may use, beside addresses and `localhost`; None: any.
 
     loopback_only: of addresses only those of the loopback may call us.
     """
@@ -31,7 +31,7 @@ class AllowedHosts:
 
 
 def compute_allowed_hosts(host: str, address: str, insecure: bool) -> AllowedHosts:
-    """How we may be called where we listen: `host` as it was told, and the address that it has."""
+    """The allowed hosts at an address: `host` as it was configured, and the address that it has."""
     if ipaddress.ip_address(address).is_loopback:
         return AllowedHosts(frozenset({host.lower()}))
     if insecure:

@@ -1,9 +1,9 @@
 """HTTP/1.1 in the daemon's event loop: h11 reads and writes it, `policy` and the routes decide. One request per
 connection.
 
-Nobody can hold anything for long: there are few connections, each phase of one has its time, headers have a limit, no
-body is read, and an answer is made and sent in pieces between which everybody else has a turn. What was asked is never
-logged, for it may carry a credential.
+No client can hold resources for long: there are few connections, each phase of one has its time, headers have a limit,
+no body is read, and an answer is made and sent in pieces between which other clients have a turn. Requests are never
+logged, for they may carry a credential.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class HttpServer:
     """Serves routes at one address, once it is started.
 
     Args:
-        option: of the command line, by which the address was told; for what is said where it cannot be served.
+        option: of the command line, by which the address was given, for messages where it cannot be served.
         address: `[HOST:]PORT`; without a host the loopback; port 0 is one that is free.
-        gate: who may look.
-        limits: of what anybody may take.
-        secure: what TLS is spoken with, asked at every connection; None: plain text is.
+        gate: checks credentials.
+        limits: of the resources that a client may take.
+        secure: returns the TLS context, at every connection; None: plain text.
 
     Raises:
-        StartupError: nobody can listen there, or nobody could be told from those who are not invited.
+        StartupError: the address cannot be used, or strangers could not be told apart from permitted readers.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class HttpServer:
         self._routes, self._authenticator, self._limits, self._get_tls_context = routes, gate, limits, secure
         if not gate.can_admit_anyone:
             raise StartupError(
-                f"{option} {address}: there is no secret by which to know who may look: set COLLECTIVED_SECRET, give a "
-                "token of its own (--viewing-token-file FILE), or let everybody look (--insecure)"
+                f"{option} {address}: there is no secret by which to admit readers: set COLLECTIVED_SECRET, give a "
+                "token of its own (--viewing-token-file FILE), or let all readers in (--insecure)"
             )
         try:
             host, port = parse_http_address(address)
@@ -91,7 +91,7 @@ class HttpServer:
         at, real = self._socket.getsockname()[:2]
         self._allowed_hosts = compute_allowed_hosts(host, at, gate.insecure)
         self.address = f"{_bracketed(host)}:{real}"
-        # A wildcard address is nobody's name: a browser elsewhere may call us by our host's.
+        # A wildcard address is no name: a browser elsewhere may use the name of this host.
         called = socket.gethostname() if ipaddress.ip_address(at).is_unspecified else host
         self.url = f"http{'s' if secure else ''}://{_bracketed(called)}:{real}/"
         self._server: asyncio.Server | None = None
@@ -117,7 +117,7 @@ class HttpServer:
 
     def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Coroutine[None, None, None]:
         if self._get_tls_context is not None and isinstance(writer.transport, asyncio.ReadTransport):
-            writer.transport.pause_reading()  # what comes first is said to TLS, which goes on reading
+            writer.transport.pause_reading()  # the first bytes are for TLS, which goes on reading
         return self._handle_connection(reader, writer)
 
     async def _handle_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -143,8 +143,10 @@ class HttpServer:
             writer.transport.abort()
 
     def _evict_silent(self, newest: asyncio.Task[None]) -> bool:
-        """Makes room for the newest: whoever asks for something needs milliseconds, so one of those goes that have said
-        nothing, of the host that has most of them the oldest. False where all others have asked.
+        """Make room for the newest connection. False where all others have sent a request.
+
+        A client with a request needs milliseconds, so one that has sent nothing is closed: the oldest of the host that
+        has most of them.
         """
         hosts = Counter(host for task, host in self._silent.items() if task is not newest)
         if not hosts:
@@ -200,7 +202,7 @@ class HttpServer:
         try:
             answer = route.handler(request)
             return await self._render_body(await answer if inspect.isawaitable(answer) else answer)
-        except Exception:  # whatever it is, the others go on, and it is told here once per request
+        except Exception:  # any error: the others go on, and it is logged here once per request
             _log.exception("an answer could not be made")
             return text_response(HTTPStatus.INTERNAL_SERVER_ERROR, "this could not be made: see the log of the daemon")
 

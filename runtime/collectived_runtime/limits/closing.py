@@ -1,9 +1,9 @@
-"""Closing descriptors that may block whoever closes them: those that came with messages which nobody has read.
+"""Closing descriptors that may block the thread that closes them: those in messages that were never read.
 
-A socket with SO_LINGER whose peer does not read blocks whoever closes it last; so does a socket in whose unread
-messages such a one lies. A thread that ends is not held up by it: the kernel lets nobody linger who is ending. So what
-is to be closed goes, in batches, into the descriptor table of a thread of its own; is closed here, which blocks nobody
-while that thread has it too; and is closed for good by the end of the thread. The messages stay unread: so they count,
+A socket with SO_LINGER whose peer does not read blocks the thread that closes it last; so does a socket in whose unread
+messages such a one lies. A thread that ends is not held up by it: the kernel lets no ending thread linger. So
+descriptors go, in batches, into the descriptor table of a thread of their own; are closed here, which does not block
+while that thread has it too; and are closed for good by the end of the thread. The messages stay unread: so they count,
 with all that is in them, of what their sender may have on its way (its RLIMIT_NOFILE), and no file is flushed.
 
 Few files block even so, those of a file system that writes back late and whose server is gone or hostile. Threads that
@@ -20,7 +20,7 @@ import threading
 from collections.abc import Sequence
 
 MOST_WAITING = 64  # descriptors that wait while threads are held up; then one more thread takes them all
-_MOST_HELD_UP = 8  # threads for which nobody waits
+_MOST_HELD_UP = 8  # threads that are left alone
 _LOOK_SECONDS = 0.05  # between two looks whether they have ended
 _SYS_CLOSE_RANGE = 436  # the same for all processors
 _CLOSE_RANGE_UNSHARE = 2
@@ -38,7 +38,7 @@ class PatientCloser:
         self._batches: list[_Batch] = []
 
     def close(self, descriptor: int) -> None:
-        """Have it closed soon; nobody waits for that."""
+        """Have a descriptor closed soon, without waiting for that."""
         self._descriptors.put(descriptor)
         with self._lock:
             if self._is_running:
@@ -46,7 +46,7 @@ class PatientCloser:
             self._is_running = True
         try:
             threading.Thread(target=self._run, name="closing", daemon=True).start()
-        except RuntimeError:  # there is no thread to be had: whoever closes the next one tries again
+        except RuntimeError:  # there is no thread to be had: the next call tries again
             self._is_running = False
 
     def _run(self) -> None:

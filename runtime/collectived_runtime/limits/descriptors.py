@@ -1,7 +1,7 @@
 """Descriptors of this process: as many as it may have, and some kept back so that those who are expected get in.
 
 The kernel gives the lowest number that is free. So the number of a descriptor that has just been made says how many
-there are, and nobody needs to count.
+there are, and no count is needed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lines of a log: so few of one kind a second that nobody can fill a disk; how many more there were is said."""
+"""Limits of log lines: so few of one kind a second that no caller can fill a disk. The number left out is logged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _CallSiteWindow:
 
 
 class LogRateFilter(logging.Filter):
-    """Lets so many lines of a kind through; the first one after that tells how many were left out.
+    """Lets so many lines of a kind through; the first one after that says how many were left out.
 
     A handler calls its filters under no lock: what two threads lose here is one count.
     """
@@ -28,7 +28,7 @@ class LogRateFilter(logging.Filter):
         self._windows: OrderedDict[tuple[str, int, int], _CallSiteWindow] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if hasattr(record, "facts"):  # failures of groups: each is news to somebody, and joins are paced
+        if hasattr(record, "facts"):  # failures of groups: each is news to some user, and joins are paced
             return True
         key = (record.pathname, record.lineno, record.levelno)
         kind = self._windows.get(key)

@@ -1,8 +1,8 @@
 """Wrong credentials: an address from which too many come. Pure but for the clock it is given.
 
-Whoever shows a right credential is heard, whatever else came from that address: a neighbour of the same host, router or
-network must not shut anybody out. So a credential is checked first, and this is asked about a wrong one alone, which is
-then refused late and with fewer words.
+A caller with a right credential is served, even if wrong ones came from its address: a neighbour of the same host,
+router or network must not shut it out. So a credential is checked first, and this throttle applies to a wrong one
+alone, which is then refused late and with fewer words.
 
 Addresses are counted apart, those of one network of IPv6 (64 bits, which one host may have) together. The loopback is
 many people at one address, and is not counted.
@@ -38,7 +38,7 @@ class LoginThrottle:
         return len(self._failures)
 
     def record_failure(self, address: str) -> None:
-        """Somebody there has shown something wrong."""
+        """Count a wrong credential from that address."""
         place = _address_key(address)
         if not place:
             return
@@ -50,7 +50,7 @@ class LoginThrottle:
                 self._failures.popitem(last=False)
 
     def has_failed_too_often(self, address: str) -> bool:
-        """Whether whoever shows something wrong there is to be told late that it is refused."""
+        """Whether a refusal of a wrong credential from that address is to be delayed."""
         if not self._max_failures:
             return False
         since, count = self._failures.get(_address_key(address), (0.0, 0))
@@ -58,7 +58,7 @@ class LoginThrottle:
 
 
 def _address_key(address: str) -> str:
-    """What is counted: an address, or a network; '' for the loopback and what is no address at all."""
+    """The key of an address: itself, or its network; '' for the loopback, and for a text that is no address."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0].strip("[]"))
     except ValueError:

@@ -1,12 +1,12 @@
 """Unix sockets at which no descriptors are wanted.
 
-Whoever receives a message closes the descriptors that came with it, and closing can block: a TCP socket with SO_LINGER
-whose peer does not read holds the thread that closes it for the linger time. So the kernel is told to refuse messages
-with descriptors (`SO_PASSRIGHTS`): the sender gets EPERM, and accepted sockets inherit it.
+A process that receives a message closes the descriptors that came with it, and closing can block: a TCP socket with
+SO_LINGER whose peer does not read holds the thread that closes it for the linger time. So the kernel is set to refuse
+messages with descriptors (`SO_PASSRIGHTS`): the sender gets EPERM, and accepted sockets inherit it.
 
 A kernel before Linux 6.17 does not know that option. There, a `PeekingSocket` looks at a message before it takes it:
-what is only looked at is not closed. A message with descriptors is never taken. Its connection is broken, and closed
-where nobody waits for that.
+descriptors in it are not closed by that. A message with descriptors is never taken. Its connection is broken, and
+closed by another thread.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PeekingSocket(socket.socket):
         return len(data)
 
     def close(self) -> None:
-        """Let the other side see the end at once; what lies unread here is closed elsewhere."""
+        """Let the other side see the end at once. Descriptors in unread messages are closed by another thread."""
         if self.fileno() < 0:
             return
         with contextlib.suppress(OSError):  # it was not connected any more

@@ -26,7 +26,7 @@ class Quotas:
 
     @classmethod
     def from_settings(cls, settings: WorkerSettings, memory: int, descriptors: int) -> Quotas:
-        """As a worker is told, whose arenas may take so many bytes."""
+        """The quotas of a worker's configuration, whose arenas may take so many bytes."""
         share = settings.max_session_memory or memory * 3 // 4
         return cls(
             settings.max_sessions,

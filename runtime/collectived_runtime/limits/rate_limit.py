@@ -1,7 +1,7 @@
-"""Pace: how often somebody may ask. Who asks more often waits, and nobody else does.
+"""Pace: how often a caller may ask. A caller that asks more often waits, and no other one does.
 
-A refusal would cost as much as an answer, and whoever floods would only ask again: so calls beyond the pace are held
-back instead. Pure but for the clock that is given.
+A refusal would cost as much as an answer, and a caller that floods would only ask again: so calls beyond the pace are
+held back instead. Pure but for the clock that is given.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-MAX_DELAY_SECONDS = 5.0  # that a call is held back: who gives up and asks again makes it no longer for the others
-MAX_CALLERS = 4096  # who are remembered; the one that has been quiet for longest is forgotten
+MAX_DELAY_SECONDS = 5.0  # that a call is held back: a caller that gives up and asks again makes it no longer for others
+MAX_CALLERS = 4096  # that are remembered; the one that has been quiet for longest is forgotten
 
 
 @dataclass(frozen=True, slots=True)

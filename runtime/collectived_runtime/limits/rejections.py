@@ -1,7 +1,7 @@
 """Refusals: what was turned down because a limit was reached, or because it was no message of its protocol.
 
-Counted by whoever refuses, read by metrics and status. Each count is kept by one thread alone, or is about so rare a
-thing that one which is lost between two threads does not matter.
+The code that refuses counts them; metrics and status read the counts. Each count is kept by one thread alone, or is
+about so rare a thing that one which is lost between two threads does not matter.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 
-MAX_USERS = 4096  # who are remembered; the one that has been quiet for longest is forgotten
+MAX_USERS = 4096  # that are remembered; the one that has been quiet for longest is forgotten
 
 
 class Limit(enum.StrEnum):
-    """What there may only be so much of; the value is the label of the metric."""
+    """The limits that refuse requests; the value is the label of the metric."""
 
     SESSIONS = "sessions"
     SESSION_RANKS = "session_ranks"
@@ -65,7 +65,7 @@ class RejectionCounters:
         self.last_limited[which] = self._clock()
 
     def count_malformed(self, where: MessageSource, uid: int | None = None) -> None:
-        """Count a message; `uid`: of the local user who has sent it, who is to be charged for it."""
+        """Count a message; `uid`: of the local user that has sent it, and is charged for it."""
         self.malformed_counts[where] += 1
         if uid is not None:
             key = format_uid_key(uid)

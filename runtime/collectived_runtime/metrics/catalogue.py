@@ -241,7 +241,7 @@ COORDINATOR_METRICS = _index_by_name(
     ),
 )
 
-# What the Prometheus client library tells of any process; only on Linux, as all of this.
+# Metrics of the Prometheus client library about any process; on Linux alone, as all of this.
 PROCESS_METRICS = _index_by_name(
     Metric("process_cpu_seconds_total", "counter", (), "Processor time, user and system."),
     Metric("process_resident_memory_bytes", "gauge", (), "Memory in use, including touched shared memory."),

@@ -1,7 +1,7 @@
 """The page that is scraped: families of samples as text, made in short stretches.
 
-Beside it group loops run in the same interpreter, so nobody may think for long at once: a page is made of *pieces*, and
-whoever makes it lets others go first after each. What is read is read lazily, sample by sample, for the same reason.
+Beside it group loops run in the same interpreter, so no code may run for long at once: a page is made of *pieces*, and
+its maker lets others go first after each. Samples are read lazily, one by one, for the same reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Labels = Sequence[str]  # in order of `Metric.labels`
 
 
 class MetricsSource(Protocol):
-    """What a daemon tells of itself."""
+    """The metrics of a daemon."""
 
     def read(self) -> Iterator[Reading | None]:
         """Every metric once, with its samples of now, and pauses; numbers may be of slightly different moments."""

@@ -16,7 +16,7 @@ PATH = "/metrics"
 
 
 def metrics_routes(source: MetricsSource) -> Routes:
-    """Return the routes of what a source tells."""
+    """Return the routes of a source's metrics."""
 
     def respond(request: Request) -> Response:
         encode, kind = choose_encoder(request.headers.get("accept", ""))
@@ -32,5 +32,5 @@ def create_metrics_server(
     gate: TokenAuthenticator,
     secure: GetTlsContext = None,
 ) -> HttpServer:
-    """What `--metrics` asks for. `well` is for `/healthz`; the rest is as in `HttpServer`."""
+    """Make the server that `--metrics` asks for. `well` is for `/healthz`; the rest is as in `HttpServer`."""
     return HttpServer("--metrics", address, {**metrics_routes(source), **healthz_routes(well)}, gate, secure=secure)

@@ -54,7 +54,7 @@ def all_to_all(members: Sequence[int], me: int, table: Sequence[Sequence[Span]])
 
 
 def barrier(members: Sequence[int], me: int) -> Plan:
-    """Nobody ends before everybody has begun."""
+    """Plan a barrier: no member ends before all have begun."""
     size, position = len(members), members.index(me)
     nothing = Span(0, 0)
     return tuple(

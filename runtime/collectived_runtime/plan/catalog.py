@@ -30,7 +30,7 @@ ACROSS_ALGORITHMS: dict[str, FlatAlgorithm] = {
     "pscpu": shuffle.all_reduce,
     "pscpu/pscpu": shuffle.all_reduce,
 }
-"""What is left of each algorithm for hosts whose participants have been folded already: its stage across them."""
+"""The rest of each algorithm for hosts whose participants have been folded already: its stage across them."""
 _TWO_LEVELS: dict[str, tuple[InnerStage, FlatAlgorithm]] = {
     "nccl/xring": (InnerStage.NATIVE, ring.all_reduce),
     "nccl/rechd": (InnerStage.NATIVE, halving_doubling.all_reduce),
@@ -44,7 +44,7 @@ def all_reduce(name: str, hosts: Hosts, me: int, span: Span, cpus: Sequence[int]
 
     Args:
         name: one of `FLAT_ALGORITHMS` or of `collectived_proto.all_reduce_spec.ALGORITHMS`.
-        hosts: who contributes, host by host.
+        hosts: the contributing participants, host by host.
         me: one of them, or one of `cpus`.
         span: what is reduced.
         cpus: one participant per host that folds for it where the name says `pscpu`; they need not contribute. Without

@@ -26,7 +26,7 @@ class LinkClass:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What things cost; the defaults are those of plain TCP in a rack.
+    """The costs of actions; the defaults are those of plain TCP in a rack.
 
     Args:
         across: the link that a host shares to other hosts.
@@ -54,7 +54,7 @@ class Model:
         return self.crowd > 0.5
 
     def message_seconds(self, messages: int, busy: float) -> float:
-        """What messages between hosts cost the host that has so many of them, while the part `busy` of all has some."""
+        """Seconds of a host for so many messages to other hosts, while the part `busy` of all hosts has some."""
         return messages * max(1.0, self.crowd * busy) * (self.overhead + (self.wakeup if self.is_crowded else 0.0))
 
     def transfer_seconds(self, sent: float, received: float, busy: float) -> float:

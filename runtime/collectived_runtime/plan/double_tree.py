@@ -55,7 +55,7 @@ class _Child:
 
 @dataclass(frozen=True, slots=True)
 class TreeNode:
-    """One member in one tree; `side` tells whether it is its parent's left child (0) or its right one (1)."""
+    """One member in one tree; `side`: whether it is its parent's left child (0) or its right one (1)."""
 
     me: int
     parent: int | None
@@ -81,7 +81,7 @@ def _root(begin: int, end: int) -> int:
 
 
 def _moves(node: TreeNode, segment: Span, reach: int) -> Iterator[tuple[int, Move]]:
-    """What happens with the first segment, and in which round; each later segment is one tick later."""
+    """The moves of the first segment, each with its round; each later segment is one tick later."""
     holder, lowest = Buffer.INPUT, node.me
     for side, child in enumerate(node.children):
         fold = FoldMove(holder, received_left=child.lowest < lowest)

@@ -1,7 +1,7 @@
-"""What can be wrong with a set of plans.
+"""Errors in a set of plans.
 
 PlanError
-├── PlanDeadlock       somebody would wait forever, or for another span
+├── PlanDeadlock       a participant would wait forever, or for another span
 ├── BufferOverwrite    something is read that has been, or is being, written over; or that was never there
 ├── FoldOrderError     the left operand of a fold is not the one with the lowest contribution
 ├── ContributionError  a contribution is missing, or there twice, or a result is missing
@@ -14,7 +14,7 @@ class PlanError(Exception):
 
 
 class PlanDeadlock(PlanError):
-    """Somebody would wait forever, or gets another span than it expects."""
+    """A participant would wait forever, or gets another span than it expects."""
 
 
 class BufferOverwrite(PlanError):

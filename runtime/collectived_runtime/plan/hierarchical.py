@@ -48,7 +48,7 @@ def all_reduce(
     """Every participant of every host ends with the fold of all contributions.
 
     Args:
-        hosts: who contributes, host by host.
+        hosts: the contributing participants, host by host.
         me: one of them, or one of `servers`.
         span: what is reduced.
         across: the algorithm between hosts.
@@ -68,7 +68,7 @@ def all_reduce_rounds(
 ) -> Iterator[WideRound]:
     place = next(n for n, host in enumerate(hosts) if me in host or (servers and servers[n] == me))
     stage = _stage(hosts, place, me, span, inside, servers)
-    # The partial sum of a host stands where its lowest contribution says, whoever holds it.
+    # The lowest contribution of a host decides the place of its partial sum, not the participant that holds it.
     lowest = tuple(min(host) for host in hosts)
     rounds: Iterable[WideRound]
     if me in stage.heads:
@@ -87,7 +87,7 @@ def _length(across: FlatAlgorithm, members: Sequence[int], me: int, span: Span) 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """What one participant does on its own host; `heads`, one per host, hold `piece` in `holder` in between."""
+    """The part of one participant on its own host; `heads`, one per host, hold `piece` in `holder` in between."""
 
     up: Iterable[WideRound]
     heads: Sequence[int]

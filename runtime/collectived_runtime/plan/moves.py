@@ -64,8 +64,8 @@ class SendMove:
 class FoldMove:
     """How a received span is combined: with the same span of `mine`, the received part as left operand or as right.
 
-    The operand that holds the lowest participant's contribution stands left, so that results do not depend on who
-    folds.
+    The operand that holds the lowest participant's contribution stands left, so that results do not depend on the
+    participant that folds.
     """
 
     mine: Buffer
@@ -74,7 +74,7 @@ class FoldMove:
 
 @dataclass(frozen=True, slots=True)
 class RecvMove:
-    """Receive `span` from `peer` into `target`: as it is, or folded with what is mine (then the target is SCRATCH)."""
+    """Receive `span` from `peer` into `target`: as it is, or folded with the own part (then into SCRATCH)."""
 
     peer: int
     span: Span

@@ -1,7 +1,7 @@
-"""One shot: everybody sends everything to everybody and folds all contributions itself, in ascending order.
+"""One shot: each participant sends its span to all others and folds all contributions itself, in ascending order.
 
-One exchange, the smallest latency there is, for P-1 times the span per participant. Everybody folds by the same tree,
-so that everybody gets the same bits although nothing is copied from one place. Known as the direct or linear exchange
+One exchange, the smallest latency there is, for P-1 times the span per participant. All fold by the same tree,
+so that all get the same bits although nothing is copied from one place. Known as the direct or linear exchange
 of small all-reduces.
 """
 

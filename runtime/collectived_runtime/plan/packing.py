@@ -55,7 +55,7 @@ def get_reduce_op(collective: Collective) -> ReduceOp | None:
 
 
 def receives_result(collective: Collective, rank: int) -> bool:
-    """Whether this rank gets a result: of a reduce and a gather only the root does, of a send nobody."""
+    """Whether this rank gets a result: of a reduce and a gather only the root does, of a send no rank."""
     operation = collective.operation
     if isinstance(operation, (Reduce, Gather)):
         return operation.root == rank
@@ -67,8 +67,8 @@ def layout(collective: Collective, rank: int, automatic: int = 0) -> Layout:
 
     Args:
         collective: the description; no leaves (a barrier, an open collective), no packs.
-        rank: whose layout; a rank that receives no result has `result_bytes` 0. So has one that will be told of its
-            result by an outline.
+        rank: whose layout; a rank that receives no result has `result_bytes` 0. So has one that will get the form of
+            its result by an outline.
         automatic: the pack size in bytes where the collective leaves it open; 0 is one pack per type.
     """
     groups = tuple(

@@ -55,7 +55,7 @@ def reduce_scatter_rounds(members: Sequence[int], me: int, shares: Sequence[Span
     lowest = me
     source = Buffer.INPUT
     for step in range(1, size):
-        # What arrives now holds the contributions of the `step` members before me.
+        # The span that arrives now holds the contributions of the `step` members before me.
         lowest = min(lowest, members[position - step])
         fold = _RECEIVED_LEFT if lowest < me else _RECEIVED_RIGHT
         yield (

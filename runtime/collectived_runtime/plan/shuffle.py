@@ -1,8 +1,8 @@
-"""Shuffle onto parameter servers: everybody sends each server its piece, the servers fold and send it to everybody.
+"""Shuffle onto parameter servers: each member sends each server its piece, and the servers fold it and send it to all.
 
 A *server* owns one piece of the span. Servers may be members or not; one that is not contributes nothing and keeps
 its own piece only. With one server this is a *star*; with all members as servers it is a direct reduce-scatter and
-all-gather, in which everybody talks to everybody.
+all-gather, in which each member sends to all others.
 
 The participants stand in a circle; in round k of the reduce phase each sends to the k-th after it, so that a server
 folds one contribution per round and no two arrive together. In the gather phase nothing is folded, so that one round

@@ -2,7 +2,7 @@
 
 A *piece* is the part of a span that one participant looks after. *First contact* is the first move between two
 participants in one direction. Joining keeps rounds aligned: a move and its counterpart stand in the same round of both
-plans, so whoever has nothing to do in a stage gets empty rounds for it.
+plans, so a participant that has nothing to do in a stage gets empty rounds for it.
 """
 
 from __future__ import annotations

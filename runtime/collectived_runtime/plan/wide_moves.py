@@ -16,8 +16,9 @@ from collectived_runtime.plan.moves import Buffer, Move, Span
 class CollectMove:
     """Receive `span` from each of `order` but me, and fold all in that order, left to right, into SCRATCH.
 
-    `mine` stands where I stand in `order`. What arrives is kept apart until all is there, so that the order does not
-    depend on arrival; SCRATCH is written when the round's sends are done, since it may share memory with `mine`.
+    `mine` stands where this participant stands in `order`. Parts are kept apart until all are there, so that the order
+    does not depend on arrival; SCRATCH is written when the round's sends are done, since it may share memory with
+    `mine`.
     """
 
     order: tuple[int, ...]
@@ -33,7 +34,7 @@ class NativeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class NativeMove:
-    """A collective that an engine such as NCCL carries out among `members`, all of whom have it in the same round.
+    """A collective that an engine such as NCCL carries out among `members`, all of which have it in the same round.
 
     ALL_REDUCE folds INPUT of all, in the engine's own order, into SCRATCH of all; REDUCE into SCRATCH of the root only;
     BROADCAST copies OUTPUT of the root to OUTPUT of the others. `members` ascend.

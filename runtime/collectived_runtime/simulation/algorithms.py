@@ -47,7 +47,7 @@ def is_known(name: str) -> bool:
 
 
 def default_names(hosts: Sequence[int]) -> tuple[str, ...]:
-    """What is worth comparing on such hosts: every flat algorithm between them, and lanes where there are any."""
+    """The algorithms worth comparing on such hosts: every flat one between them, and lanes where there are any."""
     if max(hosts) == 1:
         return TIMED_ALGORITHMS
     by_lanes = ("lanes/ring", "lanes/halving_doubling") if min(hosts) == max(hosts) else ()

@@ -30,7 +30,7 @@ all-reduce costs.
 
 @dataclass(frozen=True, slots=True)
 class SimulateOptions:
-    """What is asked for, and how it is to be told."""
+    """The question of a simulation, and the form of its output."""
 
     spec: SimulationSpec
     check: bool

@@ -70,7 +70,7 @@ def _plot_line(axes: Axes, number: int, sizes: list[int], values: list[float], n
 
 
 def _plot_auto(axes: Axes, study: Study, values: list[float]) -> None:
-    """What AUTO takes, as a broad band behind the lines, and where it switches, as upright lines."""
+    """Plot the time of AUTO as a broad band behind the lines, and its switches as upright lines."""
     sizes = [line.nbytes for line in study.results]
     axes.plot(sizes, values, color="0.55", alpha=0.35, linewidth=8, solid_capstyle="round", zorder=1, label="AUTO")
     for begin, _ in _auto_ranges(study)[1:]:
@@ -94,7 +94,7 @@ def _label_auto_ranges(axes: Axes, study: Study) -> None:
 
 
 def _auto_ranges(study: Study) -> list[tuple[int, str]]:
-    """What AUTO takes within the picture, with the size from which on."""
+    """The choices of AUTO within the chart, each with its smallest size."""
     begin, last = study.results[0].nbytes, study.results[-1].nbytes
     reigns = []
     for row in study.table:

@@ -1,4 +1,4 @@
-"""The proof: all participants' plans run in memory, and everybody ends with every contribution exactly once."""
+"""The proof: all participants' plans run in memory, and each ends with every contribution exactly once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Proof:
 
 
 def select_cases(question: SimulationSpec) -> Iterator[tuple[str, int]]:
-    """What is proved: each algorithm at the smallest size, where pieces are empty, and at the largest."""
+    """The cases to prove: each algorithm at the smallest size, where pieces are empty, and at the largest."""
     sizes = sorted({min(question.sizes), max(question.sizes)})
     return ((name, nbytes) for name in question.algorithms for nbytes in sizes)
 

@@ -19,7 +19,7 @@ _SIZE_COLUMN, _COST_COLUMN, _GAP = 10, len("12.3 ms 1.05 GB/s") + 2, 3
 
 
 def tables(study: Study, width: int) -> Iterator[Table | Text]:
-    """What to print on lines of that many characters: the algorithms, the bound and AUTO, and where AUTO switches."""
+    """Build the output for lines of that many characters: algorithms, the bound, AUTO, and where AUTO switches."""
     yield Text(heading(study.spec))
     yield Text(describe_model(study.spec), style="dim")
     for names in split_columns(study.spec.algorithms, width):
@@ -101,7 +101,7 @@ def _times_table(study: Study, names: Sequence[str]) -> Table:
 
 
 def _auto_table(study: Study) -> Table:
-    table = _table("what AUTO takes, and what nothing can beat")
+    table = _table("the choices of AUTO, and the lower bound")
     for column in ("size", "lower bound", "AUTO", "algorithm"):
         table.add_column(column, justify="left" if column == "algorithm" else "right", no_wrap=True)
     for line in study.results:

@@ -14,7 +14,7 @@ from collectived_runtime.plan.simulate import simulate
 from collectived_runtime.simulation.algorithms import make_plan, merge_shard_plans, participants, qualify_auto_name
 
 ITEMSIZE = 4
-"""Everything is told for float32."""
+"""All figures are for float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class SimulationSpec:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmCost:
-    """What one algorithm takes for one size; bandwidths in bytes per second, as nccl-tests count them."""
+    """The costs of one algorithm for one size; bandwidths in bytes per second, as nccl-tests count them."""
 
     seconds: float
     rounds: int
@@ -40,7 +40,7 @@ class AlgorithmCost:
 
 @dataclass(frozen=True, slots=True)
 class AutoChoice:
-    """What AUTO takes for one size."""
+    """The choice of AUTO for one size."""
 
     algorithm: str
     shards: int
@@ -82,7 +82,7 @@ def run_study(question: SimulationSpec, on_size: Callable[[int], object] = lambd
 
 
 def auto_table(hosts: tuple[int, ...], model: Model) -> tuple[Row, ...]:
-    """What the coordinator would have AUTO do if it knew these links, with algorithms as these hosts would run them."""
+    """The table that the coordinator would make for these links, with algorithms as these hosts run them."""
     peers = [Peer(task, "", "", "", tuple(ranks)) for task, ranks in enumerate(participants(hosts))]
     tiers = tuning.make_table(peers, model, model.crowd)
     return tuple(

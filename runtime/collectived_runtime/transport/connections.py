@@ -1,10 +1,10 @@
-"""The connection server: one thread where connections come in and go out, until they are who they should be.
+"""The connection server: one thread that accepts and dials connections, until their handshakes are over.
 
 It listens on the worker's TCP port for links of other workers and on a Unix socket for session sockets and doorbells,
 and dials links to others, or takes up one that has served before (`pool.py`). Each handshake is a generator that yields
 the poll events it waits for and ends with what it hands on; a slow or silent guest therefore holds no thread, and after
-`HANDSHAKE_SECONDS` it is shown out. Where too many wait, the oldest of those that came in the same way has to go: who
-is expected needs milliseconds.
+`HANDSHAKE_SECONDS` it is shown out. Where too many wait, the oldest of those that came in the same way is closed: one
+that is expected needs milliseconds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LinkKey = tuple[int, int, int, int]  # group key, generation, peer, channel
 
 
 class _Token(NamedTuple):
-    """What admits one connection, once."""
+    """A token that admits one connection, once."""
 
     deadline: float
     on_connection: Callable[[socket.socket], None]
@@ -79,7 +79,7 @@ class ConnectionServer:
         contexts: of TLS, which links then speak below the hello; None: they speak it in plain text.
 
     Raises:
-        OSError: an address is in use or not ours.
+        OSError: an address is in use, or is not one of this host.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class ConnectionServer:
         self._unix_listener = create_unix_socket(socket.SOCK_SEQPACKET)
         try:
             bind(self._unix_listener, door)
-            os.chmod(door, 0o600)  # whatever the umask; its worker says who else may come
+            os.chmod(door, 0o600)  # independent of the umask; its worker sets the other users
             self._unix_listener.listen(128)
         except OSError:
             self._link_listener.close()
@@ -117,11 +117,13 @@ class ConnectionServer:
         self.link_port: int = self._link_listener.getsockname()[1]
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._callbacks: deque[Callable[[], None]] = deque()
-        self._close_lock = threading.Lock()  # nobody writes to a descriptor that has been closed, and perhaps reused
-        self._tokens: dict[bytes, _Token] = {}  # by digest: how long a search takes tells nothing about tokens
+        self._close_lock = threading.Lock()  # no thread writes to a descriptor that has been closed, and perhaps reused
+        self._tokens: dict[bytes, _Token] = {}  # by digest: the time of a search reveals nothing about tokens
         self._expected: dict[LinkKey, Callable[[Link], None]] = {}
         self._early_links: dict[LinkKey, tuple[float, Link]] = {}
-        self._live_generations: set[tuple[int, int]] = set()  # keys and generations of which somebody expects links
+        self._live_generations: set[tuple[int, int]] = (
+            set()
+        )  # keys and generations for which a group loop expects links
         self._dial_requests: list[DialRequest] = []
         self._resolver = Resolver()
         self._on_probe_link: Callable[[Link], None] = Link.close
@@ -134,7 +136,7 @@ class ConnectionServer:
             ),
             self._unix_listener.fileno(): AcceptListener(self._unix_listener, MessageSource.DOOR, limits),
         }
-        self._dialling: dict[int, PendingHandshake] = {}  # those to whom we go
+        self._dialling: dict[int, PendingHandshake] = {}  # those that this worker dials
         self._poll = select.epoll()
         self._handshakes = PendingHandshakes(self._poll, self._on_handshake_error)  # all of them
         self._pool = LinkPool(self._handshakes, contexts, limits.max_descriptors, self._answer_hello)
@@ -143,13 +145,13 @@ class ConnectionServer:
         self._thread = threading.Thread(target=self._run, name="reception", daemon=True)
         self._thread.start()
 
-    # What others ask for
+    # Called by other threads
 
     def admit(self, token: bytes, arrived: Callable[[socket.socket], None], uid: int | None = None) -> None:
         """Admit one Unix connection that shows `token` within `TOKEN_SECONDS`; `arrived` runs in this thread.
 
         Args:
-            uid: of the user to whom the token was given, and who alone may show it; None: not known.
+            uid: of the user that got the token, and that alone may show it; None: not known.
         """
         self._call_soon_threadsafe(
             lambda: self._tokens.__setitem__(
@@ -319,7 +321,7 @@ class ConnectionServer:
                     one.source, get_peer_credentials(guest.connection)[1] if is_local else None
                 )
         known = isinstance(error, (OSError, HelloRefused, messages.MalformedMessage))
-        told = known and guest.queue is self._dialling  # to whoever has asked for it
+        told = known and guest.queue is self._dialling  # to its caller
         level = logging.DEBUG if told else logging.WARNING
         log.log(level, "the connection %s was refused: %s", guest.peer, error, exc_info=None if known else error)
 
@@ -327,7 +329,7 @@ class ConnectionServer:
         said = None
         while said is None:
             yield select.POLLIN
-            with contextlib.suppress(BlockingIOError):  # the event was of another, who had the same descriptor
+            with contextlib.suppress(BlockingIOError):  # the event was of another guest, which had the same descriptor
                 said = connection.recv(256)
         token, versions = messages.parse_hello(said)
         known = self._tokens.pop(sha256(token).digest(), None)
@@ -349,7 +351,7 @@ class ConnectionServer:
         yield from self._answer_hello(connection, host, said)
 
     def _answer_hello(self, connection: socket.socket, host: str, said: bytes) -> Handshake:
-        """Answer a hello, and hands the link to whoever expects it."""
+        """Answer a hello, and hand the link to the group loop that expects it."""
         try:
             hello = hello_.parse(said)
         except HelloRefused as refused:
@@ -408,7 +410,7 @@ class ConnectionServer:
                 self._start_dial(call, now)
             except OSError as error:  # out of descriptors: it may fare better next time
                 _run_guarded(partial(self._retry_dial, call, error))
-            except Exception as error:  # whoever asked for the link must not wait for it
+            except Exception as error:  # the caller must not wait for the link
                 log.exception("a defect of collectived: worker %d is not dialled", call.hello.acceptor)
                 _run_guarded(partial(call.fail, f"a defect of collectived: {error}"))
 
@@ -457,7 +459,7 @@ class ConnectionServer:
         except GeneratorExit:
             call.fail(TimeoutError("it does not answer"))
             raise
-        except Exception as error:  # whatever it is, whoever asked for the link must not wait for it
+        except Exception as error:  # any error: the caller must not wait for the link
             call.fail(error)
             raise
         self._hand_over(connection, call, stream, "dialled")
@@ -477,8 +479,10 @@ class ConnectionServer:
 
 
 def _run_guarded(what: Callable[[], None]) -> None:
-    """Do something that one caller or guest has brought about, which must not end this thread: nobody else would come
-    in any more, or go out."""
+    """Call a function for a caller or guest. Its errors are logged.
+
+    They must not end this thread: no further connection would be accepted or dialled.
+    """
     try:
         what()
     except Exception:

@@ -1,4 +1,4 @@
-"""A link that is to be dialled, and what follows where it cannot be had: whether its peer is lost, or nobody is."""
+"""A link that is to be dialled, and the error where it cannot be had: whether its peer is lost, or no peer is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collectived_runtime.transport.link import Link, LinkBroken, LinkRefused, Pe
 from collectived_runtime.transport.listener import format_address
 
 DIAL_SECONDS = 5.0
-# Nobody listens there, or nothing comes through. All other errors are of this host, or of a peer that is there.
+# No process listens there, or no packet comes through. All other errors are of this host, or of a peer that is there.
 _UNREACHABLE = {
     errno.ECONNREFUSED,
     errno.EHOSTDOWN,
@@ -37,7 +37,7 @@ class DialRequest:
     on_failure: Callable[[LinkBroken], None]
     deadline: float = field(default_factory=lambda: time.monotonic() + DIAL_SECONDS)
     not_before: float = 0.0
-    resolved_address: tuple[str, int] | None = None  # what the host's name stands for
+    resolved_address: tuple[str, int] | None = None  # the address of the host's name
     incarnation: str = ""
     skip_pool: bool = False  # a kept connection has failed
 
@@ -46,12 +46,12 @@ class DialRequest:
         return PeerAddress(self.hello.acceptor, self.incarnation, self.address)
 
     def fail(self, why: Exception | str) -> None:
-        """Tell whoever asked that there will be no link. `why`: an error of the handshake, or of this host."""
+        """Report to the caller that there will be no link. `why`: an error of the handshake, or of this host."""
         self.on_failure(_describe_failure(why, format_address(*self.address), self.hello.acceptor))
 
 
 def _describe_failure(why: Exception | str, where: str, peer: int) -> LinkBroken:
-    """Only who does not listen, or does not answer, may be lost: who refuses is there."""
+    """Only a peer that does not listen, or does not answer, may be lost: one that refuses is there."""
     code = why.errno if isinstance(why, OSError) else None
     reason = (why.strerror if isinstance(why, OSError) else None) or why
     if isinstance(why, TimeoutError) or code in _UNREACHABLE:

@@ -24,9 +24,9 @@ MAX_PAYLOAD = 1 << 30  # longer moves travel as several frames
 class FrameKind(enum.IntEnum):
     DATA = 1
     BYE = 2  # nothing more of this generation will come on this link, and that is no fault
-    ANNOUNCEMENT = 3  # what is about to come, for those that do not know
-    MESSAGE = 4  # what one rank sends to another: see engine/run/message.py
-    VERDICT = 5  # what workers tell each other when the coordinator says nothing: see engine/failure/peer_consensus.py
+    ANNOUNCEMENT = 3  # a description of the value that follows, for workers without it
+    MESSAGE = 4  # a message of one rank to another: see engine/run/message.py
+    VERDICT = 5  # verdicts of workers without an answer of the coordinator: see engine/failure/peer_consensus.py
 
 
 class BadFrame(Exception):
@@ -91,7 +91,7 @@ def parse(data: bytes | bytearray) -> Frame:
 
 @dataclass(frozen=True, slots=True)
 class FrameTemplate:
-    """What all frames of one pack and shard have in common."""
+    """The common part of all frames of one pack and shard."""
 
     key: int
     generation: int
@@ -124,5 +124,5 @@ def encode_bye(key: int, generation: int, *, keeps: bool = False) -> bytes:
 
 
 def next_chain(chain: bytes, contract: bytes) -> bytes:
-    """What all ranks have agreed on after one more collective."""
+    """The digest of all contracts up to and with one more collective."""
     return hashlib.blake2b(chain + contract, digest_size=8).digest()

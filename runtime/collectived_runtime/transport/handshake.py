@@ -1,6 +1,6 @@
-"""What is said on a connection before it is a link, by generators that yield the poll events that they wait for.
+"""Handshakes on a connection before it is a link, as generators that yield the poll events that they wait for.
 
-Where links are encrypted, TLS comes first: each side shows a certificate of the job's authority, and who dials checks
+Where links are encrypted, TLS comes first: each side shows a certificate of the job's authority, and the dialler checks
 that it names the host that was dialled. The hello follows inside of it, for a certificate says nothing of groups.
 """
 
@@ -96,7 +96,7 @@ def write(connection: socket.socket, data: bytes) -> Generator[int, None, None]:
 
 
 def exchange_hello(connection: socket.socket, hello: LinkHello, secret: str) -> Generator[int, None, Stream]:
-    """Say for what a connection is, to whom we have dialled; what the link goes on with.
+    """Say hello on a dialled connection, and return the stream of the link.
 
     Raises:
         HandshakeCut: the other side has no room for a link just now, or has hung up.
@@ -113,7 +113,7 @@ def exchange_hello(connection: socket.socket, hello: LinkHello, secret: str) -> 
 
 
 def await_bye(connection: socket.socket, farewell: bytes, unread: bytes) -> Generator[int, None, bytes]:
-    """Wait until the other side has said farewell too; what has been read beyond that.
+    """Wait until the other side has said farewell too, and return the bytes read beyond that.
 
     Args:
         unread: what of this has been read before.
@@ -144,7 +144,7 @@ def make_stream(connection: socket.socket) -> Stream:
     """Return what a link goes on with after the hello."""
     if not isinstance(connection, ssl.SSLSocket):
         return TcpStream(connection)
-    if connection.pending():  # poll would never tell of it
+    if connection.pending():  # poll would never report it
         raise HelloRefused("it said more than its hello before it was let in")
     return TlsStream(connection)
 

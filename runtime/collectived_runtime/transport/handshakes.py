@@ -23,15 +23,15 @@ class PendingHandshake:
     deadline: float
     queue: dict[int, PendingHandshake]  # where it waits, by descriptor
     descriptor: int  # also when its connection has been closed
-    peer: str = ""  # who is at its other end, as far as that is known, for people
+    peer: str = ""  # its other end, as far as that is known, for people
 
 
 class PendingHandshakes:
     """All of them, in the connection server's thread.
 
     Args:
-        poll: what waits here may be many: poll would look at all of them each time.
-        refused: told of a guest that has done what it should not, or has gone amid it.
+        poll: an epoll, because many may wait here, and `poll` would look at all of them each time.
+        refused: called with a guest that broke the protocol, or has gone amid it, and the error.
     """
 
     def __init__(self, poll: select.epoll, refused: Callable[[PendingHandshake, Exception], None]) -> None:
@@ -53,14 +53,14 @@ class PendingHandshakes:
         room: dict[int, PendingHandshake],
         peer: str = "",
     ) -> None:
-        """Let a handshake begin, which may take so many seconds. `peer`: who is at the other end, for people.
+        """Let a handshake begin, which may take so many seconds. `peer`: the other end, for people.
 
         Raises:
             OSError: the system has no room for it; nothing has begun, and the connection is the caller's.
         """
         connection.setblocking(False)
         descriptor = connection.fileno()
-        self._poll.register(descriptor, 0)  # first: where it cannot be waited for, nobody shall believe that it is
+        self._poll.register(descriptor, 0)  # first: where it cannot be waited for, it must not be listed as if it were
         guest = PendingHandshake(connection, handshake, time.monotonic() + patience, room, descriptor, peer)
         self._by_descriptor[descriptor] = room[descriptor] = guest
         self._step(guest)
@@ -72,9 +72,9 @@ class PendingHandshakes:
             self._step(guest)
 
     def _step(self, guest: PendingHandshake) -> None:
-        """Let a handshake go on until it waits again. Whoever ends it has handed the connection on, or closed it.
+        """Let a handshake go on until it waits again. A handshake that ends has handed the connection on, or closed it.
 
-        Nothing that a guest does ends this thread, for nobody would come in any more.
+        Nothing that a guest does ends this thread, for no other guest would be admitted any more.
         """
         try:
             self._poll.modify(guest.descriptor, next(guest.handshake))

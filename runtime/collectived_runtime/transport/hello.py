@@ -1,12 +1,13 @@
-"""The first words on a link: who dials whom, for which group generation and channel, and proof of the job's secret.
+"""The first words on a link: dialler and acceptor, the group generation and channel, and proof of the job's secret.
 
     dialler  → acceptor   Hello: both tasks, key, generation, channel, a fresh nonce
     acceptor → dialler    a fresh nonce, HMAC-SHA256(secret, "accept" + hello + nonce)
     dialler  → acceptor   HMAC-SHA256(secret, "dial" + hello + nonce)
 
-Both nonces are in both proofs, so that neither side can replay what it has heard. All three have a fixed size: nobody
-reads a byte beyond them, and frames may follow the last at once. The secret itself never travels. It is the job's, or
-where that has none one that the coordinator has made; nothing is proved with an empty one, which everybody knows.
+Both nonces are in both proofs, so that neither side can replay a proof that it has received. All three have a fixed
+size: no side reads a byte beyond them, and frames may follow the last at once. The secret itself never travels. It is
+the job's, or where that has none one that the coordinator has made; an empty one proves nothing, because it is known to
+all.
 
 The first says which versions of the protocol the dialler speaks. Where the acceptor speaks none of them its answer has
 the same size, begins with `_VERSION_MISMATCH` and says what it speaks itself; then it hangs up. So does one that has no
@@ -34,7 +35,7 @@ _MAGIC = b"CDL\x01"
 _VERSION_MISMATCH = b"no version alike"  # in the place of a nonce, which has as many bytes and is never this
 _RANGE = struct.Struct(f"<{NONCE_BYTES}sHH")
 _NO_ROOM = b"no room just now"  # in the same place
-MAX_EARLY_LINKS = 4096  # links that have come before anybody expects them
+MAX_EARLY_LINKS = 4096  # links that have come before a group loop expects them
 
 
 class NoRoom(enum.IntEnum):
@@ -53,10 +54,10 @@ _NO_ROOM_TEXTS = {
 
 
 class HelloRefused(Exception):
-    """The other side is not who it should be, or speaks another protocol.
+    """The other side is not the expected one, or speaks another protocol.
 
     Attributes:
-        answer: what it is to be told before the connection is closed; empty: nothing.
+        answer: the bytes to send to it before the connection is closed; empty: none.
     """
 
     def __init__(self, why: str, answer: bytes = b"") -> None:
@@ -65,7 +66,7 @@ class HelloRefused(Exception):
 
 
 class HandshakeCut(HelloRefused):
-    """The other side has ended the connection, or has no room just now: whoever dials may try again."""
+    """The other side has ended the connection, or has no room just now: the dialler may try again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ def encode_version_mismatch(versions: VersionRange = OUR_VERSIONS) -> bytes:
 
 
 def decode_version_mismatch(answer: bytes) -> VersionRange | None:
-    """What an acceptor speaks that says so because it is none of ours; None of an answer that goes on.
+    """Return the versions in an acceptor's refusal because it speaks none of the dialler's; None for another answer.
 
     Raises:
         HelloRefused: it names no versions.
@@ -158,7 +159,7 @@ def check_answer(answer: bytes, acceptor: int) -> None:
 
 
 def proof(secret: str, side: str, hello: bytes, nonce: bytes) -> bytes:
-    """What only a holder of the secret can say. `side` is "accept" or "dial".
+    """The proof that only a holder of the secret can make. `side` is "accept" or "dial".
 
     Raises:
         HelloRefused: there is no secret.

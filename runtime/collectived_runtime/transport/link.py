@@ -5,10 +5,10 @@ The promise that every stream below a link keeps (`tests/runtime/transport/test_
 - nothing blocks: `send` takes what fits and says how much, `recv_into` gives what is there; 0 means "not now";
 - bytes arrive in order, once, or the stream breaks with `LinkBroken`, on both sides, never silently;
 - a zero-byte read of the system below is a lost peer, and therefore `LinkBroken`;
-- a read of `min_read_bytes` or more leaves nothing behind that poll does not tell of.
+- a read of `min_read_bytes` or more leaves nothing behind that poll does not report.
 
-And the promise that whoever sends keeps: what was not taken is given again, before anything else, or the stream is
-closed. A part of it may be on its way.
+And the promise of a sender: bytes that were not taken are given again, before any others, or the stream is
+closed. A part of them may be on its way.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LinkProtocolError(LinkBroken):
 
 
 class LinkRefused(LinkBroken):
-    """It cannot be had, though nobody is lost: the peer turns it down, this host cannot dial, or no packet passes."""
+    """No link, though no worker is lost: the peer turns it down, this host cannot dial, or no packet passes."""
 
 
 # The path has ended, which is no word of the peer.
@@ -51,7 +51,7 @@ _UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def break_link(error: OSError, why: str) -> LinkBroken:
-    """What a link has come to whose connection has ended so."""
+    """The error of a link whose connection has ended so."""
     return LinkRefused(why) if error.errno in _UNREACHABLE else LinkBroken(why)
 
 
@@ -63,7 +63,7 @@ class Stream(Protocol):
         """As many bytes as may come in one piece."""
 
     def fileno(self) -> int:
-        """What to poll; -1 where there is nothing to poll."""
+        """The descriptor to poll; -1 for none."""
 
     def send(self, parts: Sequence[BytesLike]) -> int:
         """Take a prefix of the concatenated parts; its length, 0 when full."""
@@ -120,7 +120,7 @@ class PeerAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The connection below a link, and whom it was dialled to; None: it came from there."""
+    """The connection below a link, and the peer that it was dialled to; None: the peer dialled it."""
 
     connection: socket.socket
     dialled_peer: PeerAddress | None
@@ -144,7 +144,7 @@ class Link:
         self.bytes_sent = 0
         self.bytes_received = 0
         self._sent_ahead = 0  # bytes that `resume` has said are sent
-        # What has been read and not been taken; there is always room in it for a piece.
+        # Bytes that have been read and not been taken; there is always room in it for a piece.
         self._ahead = bytearray(HEADER_BYTES + max(READ_AHEAD_BYTES, stream.min_read_bytes))
         self._view = memoryview(self._ahead)
         self._begin = self._end = 0  # of it
@@ -169,11 +169,11 @@ class Link:
 
     @property
     def unread_bytes(self) -> bytes:
-        """What has come and has not been taken."""
+        """Bytes that have come and have not been taken."""
         return bytes(self._view[self._begin : self._end])
 
     def take_unread(self) -> bytes:
-        """What has come and has not been taken; whoever takes it reads on in place of this link, until `resume`."""
+        """Take the unread bytes. The caller reads on in place of this link, until `resume`."""
         unread = self.unread_bytes
         self._begin = self._end = 0
         return unread

@@ -1,7 +1,7 @@
-"""An entrance of the connection server: a listener, and those who came in there and have not said who they are.
+"""An entrance of the connection server: a listener, and the connections accepted there that have not authenticated yet.
 
 It admits so many connections a second, and so many at a time; where descriptors run out, a connection is closed at
-once. Whoever is turned away is counted.
+once. Rejected connections are counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("collectived.connections")
 
 ACCEPT_RATE = Rate(200, 512)  # connections of each kind; the kernel keeps others waiting
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-PAUSE_SECONDS = 0.1  # in which nobody is accepted, where there are no descriptors
+PAUSE_SECONDS = 0.1  # in which no connection is accepted, where there are no descriptors
 
 
 class HasDeadline(Protocol):
@@ -43,9 +43,9 @@ class AcceptLimits:
     """How many may come in, the same for all listeners.
 
     Attributes:
-        rejections: counts who is turned away.
-        login_throttle: knows who has shown a wrong proof too often.
-        max_pending: callers at a time that have not said who they are, of each listener.
+        rejections: counts rejected connections.
+        login_throttle: knows the addresses that have shown a wrong proof too often.
+        max_pending: connections at a time that have not authenticated yet, of each listener.
         max_descriptors: descriptors that this process may have.
     """
 
@@ -57,9 +57,9 @@ class AcceptLimits:
 
 @dataclass(slots=True, eq=False)
 class AcceptListener(Generic[Pending]):
-    """`pending` by descriptor, the oldest first: all have the same time. `paused_until`: nobody is accepted before.
+    """`pending` by descriptor, the oldest first: all have the same time. `paused_until`: when to accept again.
 
-    `no_room`: what those are told who are closed at once.
+    `no_room`: the bytes sent to connections that are closed at once.
     """
 
     listener: socket.socket
@@ -71,7 +71,7 @@ class AcceptListener(Generic[Pending]):
     no_room: bytes = b""
 
     def accept(self, turn_away: Callable[[Pending], None]) -> tuple[socket.socket, str] | None:
-        """Who comes in, and from which address ('' on a Unix socket); None where nobody does.
+        """Accept a connection, and return it with its address ('' on a Unix socket); None where there is none.
 
         Args:
             turn_away: closes the connection of the oldest, where there are too many, and takes it out of `pending`.
@@ -145,7 +145,7 @@ def listen_for_links(host: str, port: int) -> socket.socket:
 
 
 def get_peer_credentials(connection: socket.socket) -> tuple[int, int]:
-    """The pid and uid of whoever is at the other end of a Unix socket."""
+    """The pid and uid of the peer of a Unix socket."""
     pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
 

@@ -1,6 +1,6 @@
-"""What the kernel of this host knows of the path below a TCP connection: whether it still lives, and its round trip.
+"""The kernel's knowledge of the path below a TCP connection: whether it still lives, and its round trip.
 
-What is sent and not acknowledged is sent again, and a host that says nothing is asked for a sign of life (keep-alive).
+Unacknowledged bytes are sent again, and a silent host is asked for a sign of life (keep-alive).
 The kernel of the other host answers, also for a process that is stopped, busy, or reads nothing. So a path is dead, and
 not slow, if several such packets in a row have had no answer for a while.
 
@@ -20,7 +20,7 @@ _INFO = struct.Struct("=2x2B48xII")
 _ROUND_TRIP = struct.Struct("=148xI")  # of the same: the shortest that was seen, in microseconds
 _NO_ROUND_TRIP = (1 << 32) - 1
 _LEAST_UNANSWERED = 2  # packets
-_MOST_PROBES = 127  # the kernel itself gives up later than anybody who looks
+_MOST_PROBES = 127  # the kernel itself gives up later than the worker
 
 
 def measure_silence(descriptor: int, probe_after: float) -> float:
@@ -61,7 +61,7 @@ def read_round_trip(info: bytes) -> float:
 
 
 def stop_probing(descriptor: int) -> None:
-    """Nobody waits any more: a path may be dead for as long as it likes.
+    """End the probes of a path for which no task waits any more.
 
     Raises:
         OSError: as `measure_silence`.

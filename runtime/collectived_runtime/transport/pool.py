@@ -1,10 +1,10 @@
 """Kept connections: of links whose generation is over, until the same two workers need one again.
 
 When a generation ends, each side says farewell on its links, and hands those that stand between frames to its
-connection server. Once both have said it, the connection carries nothing any more. Then whoever dialled it may say a
-hello on it as on a new one, with all that a hello proves: what is spared is connecting and the handshake of TLS. It
-rests for a minute at most, and there are only so many; whatever goes wrong with one is no fault, it is closed and
-somebody dials.
+connection server. Once both have said it, the connection carries nothing any more. Then the worker that dialled it may
+say a hello on it as on a new one, with all that a hello proves. That spares connecting and the handshake of TLS. A
+connection rests for a minute at most, and there are only so many. An error on one is no fault: it is closed, and a new
+one dialled.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LinkPool:
         greet: Callable[[socket.socket, str, bytes], Handshake],
     ) -> None:
         self.idle: dict[int, PendingHandshake] = {}
-        self.resuming: dict[int, PendingHandshake] = {}  # on which a hello is being said again: these serve somebody
+        self.resuming: dict[int, PendingHandshake] = {}  # on which a hello is being said again: these are in use
         self._handshakes = guests
         self._contexts = contexts
         self._descriptors = descriptors
@@ -101,7 +101,7 @@ class LinkPool:
             self._reusable.pop(connection.fileno(), None)
         answers = way.dialled_peer is None and len(said) == HELLO_BYTES
         if answers and handshake.is_still_valid(connection, self._contexts, dialled=False):
-            # Whoever dialled hands the link on before its proof is read here: from now on it is not ours to close.
+            # The dialler hands the link on before its proof is read here: from now on this side must not close it.
             self._handshakes.requeue(self._handshakes.get(connection), HELLO_SECONDS, self.resuming)
             yield from self._on_hello(connection, _peer_host(connection), said)
         else:

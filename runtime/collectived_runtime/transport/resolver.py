@@ -39,7 +39,7 @@ class Resolver:
             self._requests.put((place, answer))
 
     def close(self) -> None:
-        """End the thread when it has its answer; nobody waits for the system's resolver."""
+        """End the thread when it has its answer; the system's resolver is not waited for."""
         self._requests.put(None)
 
     def _run(self) -> None:
@@ -55,7 +55,7 @@ class Resolver:
 
 
 def _is_numeric(host: str) -> bool:
-    """Return whether nobody has to be asked where that is."""
+    """Return whether a host is an address, which needs no resolver."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

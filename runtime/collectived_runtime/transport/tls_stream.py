@@ -1,8 +1,8 @@
-"""A link over TLS, once both sides have proved by their certificates who they are (`handshake.py`).
+"""A link over TLS, once both sides have verified their certificates (`handshake.py`).
 
-OpenSSL writes whole records. What it has begun and the kernel has not taken cannot be taken back, so `send` counts
-only what has left, and is given the same bytes again. What it reads it gives out record by record, and of one that is
-read in part poll knows nothing: hence `min_read_bytes`.
+OpenSSL writes whole records. A record that it has begun and the kernel has not taken cannot be taken back, so `send`
+counts only bytes that have left, and is given the same bytes again. OpenSSL gives out records one by one, and of one
+that is read in part poll knows nothing: hence `min_read_bytes`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TlsStream:
         self._socket.close()
 
     def _next_chunk(self, rest: Sequence[memoryview]) -> BytesLike:
-        """What is encrypted next: what was begun, else a stretch of what is large, else small parts together."""
+        """The next bytes to encrypt: a begun record, else a stretch of a large part, else small parts together."""
         first = rest[0]
         length = self._unsent_bytes or (_CHUNK_BYTES if len(first) >= RECORD_BYTES else RECORD_BYTES)
         if len(first) >= length or len(rest) == 1:

@@ -1,1 +1,1 @@
-"""What a fault comes to, the same whether the coordinator decides or a worker alone. Pure."""
+"""Decisions about faults, the same whether the coordinator decides or a worker alone. Pure."""

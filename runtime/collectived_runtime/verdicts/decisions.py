@@ -1,4 +1,4 @@
-"""What each kind of fault comes to: the cause, the words, and the ranks that are to blame.
+"""The decision for each kind of fault: the cause, the words, and the ranks that are to blame.
 
 The coordinator decides by what all workers have said, a lone worker by what it knows itself; from there on both decide
 alike. Pure.
@@ -36,7 +36,7 @@ class Decision:
 
 
 def bound_stacks(members: Iterable[Member], missing: Sequence[int]) -> tuple[Member, ...]:
-    """Only the first few who are missing say where their threads are: verdicts that go to all ranks stay small."""
+    """Only the first few missing ranks say where their threads are: verdicts that go to all ranks stay small."""
     told = missing[:MAX_NAMED]
     return tuple(
         replace(member, stack="") if member.stack and member.rank not in told else member for member in members
@@ -97,7 +97,7 @@ def judge_overdue(member: Member, operation: str, timeout: float, peer: int, abs
 
 
 def judge_unclaimed(member: Member, peer: Member, details: str) -> Decision:
-    """Messages of `peer` that nobody asks for have used up what memory there is for them."""
+    """Unclaimed messages of `peer` have used up the memory for such messages."""
     text = f"there is no memory for what {peer} has sent to {member}, which has not received it: {details}"
     return Decision(Cause.EXHAUSTED, text, (peer.rank,), origin=peer.rank)
 
@@ -105,10 +105,10 @@ def judge_unclaimed(member: Member, peer: Member, details: str) -> Decision:
 def judge_nccl_failure(
     what: str, reports: Sequence[tuple[str, Sequence[Member], str]], lost: Sequence[Member]
 ) -> Decision:
-    """Only who is lost is named: that NCCL failed at one end does not say that it is at fault, nor the other.
+    """Name lost ranks alone: a failure of NCCL at one end does not say that it is at fault, nor the other.
 
     Args:
-        reports: a worker, its ranks and what NCCL said there; who said it first comes first.
+        reports: a worker, its ranks and the message of NCCL there, in order of time.
     """
     return Decision(Cause.NATIVE, nccl_failure_text(what, reports, lost), tuple(member.rank for member in lost))
 
@@ -120,7 +120,7 @@ def judge_expiry(
 
     Args:
         absent: of each rank that has not come, a sentence that says so.
-        present: the sentence where nobody is known not to have come.
+        present: the sentence where no rank is known to be missing.
         sites: of each rank that waits, where.
     """
     text = expired_text(what, timeout, list(absent.values()) or [present], sites)
@@ -128,9 +128,10 @@ def judge_expiry(
 
 
 def judge_mismatch(what: str, arrived: Mapping[int, RankPosition], details: str, size: int) -> Decision:
-    """Ranks submitted different collectives: who differs from the majority, as far as their contracts are known.
+    """Ranks submitted different collectives: name those that differ from the majority, as far as their contracts are
+    known.
 
-    Where those of the `size` ranks that have not come decide who the majority is, all that have come are named.
+    Where those of the `size` ranks that have not come decide the majority, all that have come are named.
 
     Args:
         details: what is wrong with a collective, though all may have submitted the same; '' where nothing is.
@@ -183,7 +184,7 @@ def _is_compatible(position: RankPosition, other: RankPosition) -> bool:
 
 
 def _mismatch_text(what: str, arrived: Mapping[int, RankPosition], us: list[int], others: list[list[int]]) -> str:
-    """Who differs from the majority and where, then both sides in full with their source lines."""
+    """The ranks that differ from the majority and where, then both sides in full with their source lines."""
     first = _representative(us, arrived)
     sentences = []
     for them in others[:MAX_NAMED]:

@@ -48,7 +48,7 @@ def find_difference(theirs: Collective, ours: Collective) -> Difference | None:
 def describe_collective(collective: Collective) -> str:
     """A collective in full, on one line: operation, value, options; long values are cut."""
     leaves = [f"{leaf.path}: {leaf}" if leaf.path else str(leaf) for leaf in collective.leaves]
-    value = "what comes" if collective.open else ", ".join(leaves) or collective.structure
+    value = "any value" if collective.open else ", ".join(leaves) or collective.structure
     if len(value) > _LONGEST_DESCRIPTION:
         shown = value[:_LONGEST_DESCRIPTION].rpartition(", ")[0] or value[:_LONGEST_DESCRIPTION]
         value = f"{shown}, … ({len(leaves)} leaves)"

@@ -117,7 +117,7 @@ class SessionArenas:
 
     def drop(self, number: int) -> None:
         """It needs an arena no longer. Its pages are given back though the client may still map it, and count until
-        nobody here looks into them."""
+        no code here looks into them."""
         arena = self._arenas.pop(number, None)
         if isinstance(arena, Arena):
             self._dropped.append(arena)
@@ -128,12 +128,12 @@ class SessionArenas:
     def drop_all(self) -> None:
         for number in list(self._arenas):
             self.drop(number)
-        for arena in self._dropped:  # whoever looks into one keeps it
+        for arena in self._dropped:  # a reader keeps it
             self._give_back(arena)
         self._dropped.clear()
 
     def _discard_dropped(self) -> None:
-        """Give back those that nobody here looks into any more."""
+        """Give back those into which no code here looks any more."""
         used = []
         for arena in self._dropped:
             if arena.discard():
@@ -143,7 +143,7 @@ class SessionArenas:
         self._dropped = used
 
     def _give_back(self, arena: Arena) -> None:
-        """What its client keeps of it, or writes into it anew, counts on."""
+        """Give an arena back. Memory that its client keeps, or writes anew, still counts."""
         self._budget.release(arena.size)
         file = arena.detach()
         self._budget.lent.give_back(LentMemory(file, [self._budget], measure_parts=lambda: [file.measure()]))
@@ -236,7 +236,7 @@ class SessionArenas:
         self._send(messages.encode_arena(messages.MessageType.DEVICE_ARENA, arena.number, arena.size), arena.descriptor)
 
     async def _open_lent_memory(self, lent: messages.IpcOpen) -> None:
-        """An allocation of the client's: where it cannot be opened the client copies, and nobody else is concerned."""
+        """Open an allocation of the client. Where that fails the client copies; other clients do not notice."""
         gpu = self._find_gpu(lent.gpu)
         if gpu is None:
             self._refuse_open(lent, f"this worker has no device GPU:{lent.gpu}")
@@ -283,7 +283,7 @@ class SessionArenas:
         self._send(messages.encode_refused(Code.RESOURCE_EXHAUSTED, why), -1)
 
     def _release_arena(self, arena: DeviceArena) -> None:
-        """What was lent is closed; what its client was handed counts until nobody has it."""
+        """Release an arena. Lent memory is closed. Memory given to the client counts until no process has it."""
         if arena.is_imported:
             arena.close()
             return

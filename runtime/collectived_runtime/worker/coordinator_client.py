@@ -3,11 +3,11 @@
 When the coordinator cannot be reached, running groups go on, what is to be said waits, and the stream is made again
 with growing pauses. Everything runs in the worker's event loop, except `send`.
 
-A worker that was given no number asks its coordinator for one, before it is anybody.
+A worker that was given no number asks its coordinator for one, before it attaches.
 
-What the heartbeats of a worker tell beside that it lives: where its ranks stand, as far as that has changed.
+The heartbeats of a worker show that it lives, and the positions of its ranks, as far as these have changed.
 
-When a worker is lost nobody can ask it any more: what its ranks last did is then known from here. Group loops are read
+A lost worker cannot be asked any more: the last positions of its ranks are then known from here. Group loops are read
 without locks, as for status.
 """
 
@@ -55,7 +55,7 @@ AWAY_CODES = (
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.INTERNAL,  # what gRPC says here where a stream ends under a write: why it ended, the next one tells
+    grpc.StatusCode.INTERNAL,  # gRPC's code here where a stream ends during a write: the next stream shows why
 )
 UNREACHED_CODES = (
     grpc.StatusCode.UNAVAILABLE,
@@ -89,9 +89,9 @@ class CoordinatorClient:
     """Args:
     hello: makes the first message of each stream.
     heard: called with each message of the coordinator.
-    rejoin: called after each Welcome, to say again what may have been lost.
-    ledgers: of the generations that run here; heartbeats tell where their ranks stand.
-    look: called before each heartbeat, so that what it tells is current.
+    rejoin: called after each Welcome, to send messages again that may have been lost.
+    ledgers: of the generations that run here; heartbeats report the positions of their ranks.
+    look: called before each heartbeat, so that its data are current.
     away: called when the coordinator cannot be reached any more, until `rejoin`.
 
     Attributes:
@@ -213,7 +213,7 @@ class CoordinatorClient:
             call.cancel()
 
     async def flush(self) -> bool:
-        """Wait until everything that was to be said has been; False where there is nobody to hear it."""
+        """Wait until all queued messages have been sent; False where the coordinator is away."""
         while self._queue and self.connected.is_set():
             await asyncio.sleep(FLUSH_POLL_SECONDS)
         return self.connected.is_set()
@@ -314,8 +314,10 @@ class CoordinatorClient:
                 self._handle_message(message)
 
     def _handle_message(self, message: pb.CoordinatorMessage) -> None:
-        """Whatever one message brings about, those after it are heard: a worker that is deaf would keep its groups, and
-        they would wait for verdicts that never come."""
+        """Handle one message. Its errors are logged, so that later messages are read.
+
+        The groups of a worker that reads none would wait for verdicts that never come.
+        """
         try:
             self._on_message(message)
         except Exception:
@@ -336,7 +338,7 @@ class CoordinatorClient:
         self._wakeup.set()
 
     async def _send_stream(self, stream: int) -> AsyncIterator[pb.WorkerMessage]:
-        """What is to be said on this stream; where that fails gRPC cancels it, and says nothing."""
+        """The messages of this stream. Errors are logged, for gRPC cancels the stream and does not report them."""
         try:
             async for message in self._generate_messages(stream):
                 yield message
@@ -345,8 +347,11 @@ class CoordinatorClient:
             raise
 
     async def _generate_messages(self, stream: int) -> AsyncIterator[pb.WorkerMessage]:
-        """gRPC does not end its iterator with the stream, so it looks for itself: what it took for a stream that is
-        over, nobody would hear."""
+        """The messages of this stream, until it is over.
+
+        gRPC does not end its iterator with the stream, so the iterator checks that itself: messages taken for a stream
+        that is over would be lost.
+        """
         yield pb.WorkerMessage(hello=self._make_hello(self.epoch))
         beaten = time.monotonic()
         while stream == self._stream_count:
@@ -357,7 +362,7 @@ class CoordinatorClient:
                     if message.HasField("goodbye"):
                         return
             try:
-                # A beat is due whatever else is said: it alone tells where ranks stand with which nothing is wrong.
+                # A heartbeat is due beside other messages: it alone reports ranks with which nothing is wrong.
                 await asyncio.wait_for(
                     self._wakeup.wait(), max(0.0, beaten + self.heartbeat_seconds - time.monotonic())
                 )
@@ -376,14 +381,14 @@ class CoordinatorClient:
         beat = self._progress_deltas.next_heartbeat(self._list_trackers(), now)
         beat.sent_at = self._clock_estimator.on_heartbeat(now)
         if (found := self._clock_estimator.best_offset(now)) is not None:
-            # What is to be added to our time to get the coordinator's is the reverse of what we add to its.
+            # The offset from this clock to the coordinator's is the reverse of the measured one.
             beat.clock.offset_seconds, beat.clock.error_seconds = -found.seconds, found.error(now)
             beat.clock.round_trip_seconds = found.round_trip
         return beat
 
 
 def make_timeout_error(why: str) -> grpc.aio.AioRpcError:
-    """Return what gRPC itself raises where nobody answers."""
+    """Return the error that gRPC itself raises where no answer comes."""
     return _make_rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, why)
 
 
@@ -433,21 +438,21 @@ def _explain_enlist_failure(error: grpc.aio.AioRpcError, address: str, patience:
             return f"the coordinator at {address} refuses this worker: {describe_failure(error)}"
 
 
-MAX_RANKS_PER_HEARTBEAT = 256  # told by one heartbeat; others have their turn with the next
+MAX_RANKS_PER_HEARTBEAT = 256  # in one heartbeat; others have their turn with the next
 
 _RankKey = tuple[int, int]  # generation, rank
 _Progress = tuple[int, int, str, str]  # submitted, finished, operation, site
 
 
 class ProgressDeltas:
-    """Remembers what has been told on one stream to the coordinator."""
+    """Remembers the positions that have been sent on one stream to the coordinator."""
 
     def __init__(self) -> None:
         self._reported: dict[_RankKey, _Progress] = {}
-        self._last_reported: _RankKey = (0, 0)  # told last, where not all could be
+        self._last_reported: _RankKey = (0, 0)  # sent last, where not all could be
 
     def reset(self) -> None:
-        """Another stream has begun: its coordinator may not know what was told on the one before."""
+        """Another stream has begun: its coordinator may not know the positions of the one before."""
         self._reported.clear()
 
     def next_heartbeat(self, ledgers: Iterable[InstanceTracker], now: float) -> pb.Heartbeat:

@@ -1,8 +1,8 @@
-"""What devices a worker offers: virtual CPUs always, and the GPUs that it is told of or finds.
+"""The devices of a worker: virtual CPUs always, and the GPUs that are configured or found.
 
-What a worker has of NCCL: the binding that it was told to use, or the first that can be loaded.
+NCCL of a worker: the configured binding, or the first that can be loaded.
 
-How much memory a worker takes at most where nobody says it.
+The default limit of a worker's memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collectived_runtime.engine.gpu.communicator import NcclContext
 
 CPU_DEVICES = 8
 EXIT_GPU_LOST = 70  # exit status
-GPU_LOST_SECONDS = 1.0  # in which ranks are told
+GPU_LOST_SECONDS = 1.0  # in which ranks get the error
 _CLIENT_MEMORY_DIVISOR = 2  # one part in so many of a GPU's memory may be its clients'
 _KEPT_BY = "kept after they were given back, by it or by its user's processes"
 _DRIVER = "/proc/driver/nvidia/version"  # there where NVIDIA's driver is loaded
@@ -38,7 +38,7 @@ GetCuda = Callable[[], Cuda]
 
 @dataclass(frozen=True, slots=True)
 class DeviceOffer:
-    """What a worker offers.
+    """The devices that a worker offers.
 
     Attributes:
         unavailable_reason: why GPUs that are there are not offered; "" where nothing is missing.
@@ -62,7 +62,7 @@ class DeviceOffer:
     def create_session_budgets(
         self, most: int, refused: Callable[[], None], find_user: Callable[[Gpu], MemoryUser]
     ) -> dict[Gpu, SessionBudget]:
-        """What a new session may have of each GPU's memory.
+        """Make the budgets of a new session for each GPU's memory.
 
         Args:
             most: bytes; 0: three quarters of what clients may have. refused: as of `MemoryBudget`.
@@ -94,10 +94,10 @@ def load_cuda() -> Cuda:
 
 
 def discover_devices(text: str, cuda: GetCuda, lost: Callable[[str], object], driver: str = _DRIVER) -> DeviceOffer:
-    """What `--devices` asks for: `auto`, `CPU:n` (so many CPUs, no GPU), or `GPU:0,1` by numbers or UUIDs.
+    """Find the devices for `--devices`: `auto`, `CPU:n` (so many CPUs, no GPU), or `GPU:0,1` by numbers or UUIDs.
 
     Args:
-        lost: told why a GPU is of no use any more.
+        lost: called with the reason why a GPU cannot be used any more.
         driver: a file that is there where NVIDIA's driver is.
 
     Raises:
@@ -143,7 +143,7 @@ GetNccl = Callable[[str], Nccl]
 
 @dataclass(frozen=True, slots=True)
 class LoadedNccl:
-    """What a worker has.
+    """The loaded NCCL of a worker.
 
     Attributes:
         context: for its group loops; None where it has no GPU or no NCCL.
@@ -167,7 +167,7 @@ def load_nccl(
 
     Args:
         wanted: a binding; `auto`: the first that there is, or none.
-        die: told that a call to NCCL does not return, which only the end of the process repairs.
+        die: called where a call to NCCL does not return, which only the end of the process repairs.
 
     Raises:
         FailedPreconditionError: a binding was asked for by name, and is not there.
@@ -224,8 +224,8 @@ def _limits_above(cgroups: Path, own: Path) -> Iterator[Path]:
 
 
 def exit_for_restart(why: str) -> None:
-    """A GPU is lost to this process, and only a new one can have it: its group loops tell their ranks, then it ends."""
+    """End this process, to which a GPU is lost, after its group loops have notified their ranks."""
     log.critical("%s; this worker ends, for its supervisor to start it again", why)
-    ending = threading.Timer(GPU_LOST_SECONDS, os._exit, (EXIT_GPU_LOST,))  # whatever hangs in the driver
+    ending = threading.Timer(GPU_LOST_SECONDS, os._exit, (EXIT_GPU_LOST,))  # even if a thread hangs in the driver
     ending.daemon = True
     ending.start()

@@ -25,9 +25,9 @@ from collectived_runtime.engine.loop.group_loop import GroupLoop
 log = logging.getLogger("collectived.worker")
 
 POLL_SECONDS = 0.02  # how often group loops are looked at while a drain lasts
-VERDICT_SECONDS = 1.0  # in which what is cut has been told to the ranks
+VERDICT_SECONDS = 1.0  # in which ranks get the verdict about collectives that are cut
 ANSWER_SECONDS = 7.0  # beyond its timeout, until an answer to a drain is not waited for any more
-REPLY_SECONDS = 1.0  # in which who asked through this worker has been answered, before it ends
+REPLY_SECONDS = 1.0  # in which the caller at this worker gets its answer, before it ends
 _AWAY_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UNIMPLEMENTED)
 
 
@@ -66,7 +66,7 @@ class DrainState:
             raise UnavailableError(self.refusal)
 
     async def handle_request(self, request: status_pb2.DrainRequest) -> status_pb2.DrainReply:
-        """A drain that somebody asks of this worker; the coordinator sees to it.
+        """Handle a request to drain at this worker; the coordinator carries it out.
 
         Raises:
             grpc.aio.AioRpcError: the coordinator refuses. UnavailableError: it is away, and others are concerned.
@@ -98,7 +98,7 @@ class DrainState:
         return await self.handle_request(status_pb2.DrainRequest(timeout_seconds=min(seconds, MAX_DRAIN_SECONDS)))
 
     def start_order(self, order: pb.DrainOrder) -> None:
-        """The coordinator has refused what is to come; what runs is ours to wait for."""
+        """Follow an order to drain. The coordinator refuses new collectives, and this worker waits for running ones."""
         task = asyncio.get_running_loop().create_task(self._execute_order(order))
         self._order_tasks.add(task)
         task.add_done_callback(self._order_tasks.discard)
@@ -110,13 +110,15 @@ class DrainState:
         cut = await self._wait_and_list_cut(mine, order.timeout_seconds, _is_quiet)
         self._send(pb.WorkerMessage(drained=pb.Drained(drain=order.drain, cut=cut)))
         if order.leave and not order.stay:
-            await self._wait_for_loops(mine, VERDICT_SECONDS, _is_quiet)  # ranks hear why, before their worker is gone
+            await self._wait_for_loops(
+                mine, VERDICT_SECONDS, _is_quiet
+            )  # ranks get the verdict before their worker is gone
             for group_loop in [group_loop for group_loop in self._list_loops() if group_loop in mine]:
                 group_loop.send_final_verdicts()
             await self._end()
 
     async def _drain_without_coordinator(self, request: status_pb2.DrainRequest) -> status_pb2.DrainReply:
-        """Without a coordinator nobody can refuse what is to come on all ranks alike: it waits for a quiet moment."""
+        """Wait for a quiet moment: without a coordinator new collectives cannot be refused on all ranks alike."""
         await self._begin()
         mine = list(self._list_loops())
         cut = await self._wait_and_list_cut(mine, request.timeout_seconds, _is_idle)
@@ -181,7 +183,7 @@ def _is_idle(group_loop: GroupLoop) -> bool:
 
 
 def _list_unfinished(group_loop: GroupLoop) -> Iterator[status_pb2.Cut]:
-    """What is to be cut: the first instance that has not finished, with which those after it go, and letters."""
+    """The collectives to cut: the first unfinished instance, which stands for later ones too, and letters."""
     tracker = group_loop.tracker
     number = tracker.next_number
     instance = tracker.instances.get(number)

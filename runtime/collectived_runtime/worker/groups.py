@@ -57,7 +57,7 @@ log = logging.getLogger("collectived.worker")
 
 _KEPT_MEMORY_SECONDS = 1.0  # between two looks whether clients have what they keep
 IDLE_RELEASE_SECONDS = 10.0  # after which a group that does nothing gives its memory back
-# What group loops and local ranks need of the system is not there: descriptors, memory, or (RuntimeError) a thread.
+# Errors of a system without resources for group loops and local ranks: descriptors, memory, or (RuntimeError) a thread.
 RESOURCE_ERRORS = (OSError, MemoryError, RuntimeError)
 
 
@@ -67,7 +67,7 @@ class Groups:
     Args:
         send: sends a message to the coordinator, from any thread.
         is_connected: whether the coordinator can be reached.
-        rules: who may join which groups, by their names within the cluster: `JOB/NAME`, or `/NAME`.
+        rules: which principals may join which groups, by their names within the cluster: `JOB/NAME`, or `/NAME`.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Groups:
         self._group_loops: dict[tuple[int, int], GroupLoop] = {}
         self._rejected_ranks: dict[tuple[int, int], dict[int, str]] = {}
         self.totals = LoopTotals()
-        self._last_formed = (b"", pb.Formed())  # read last: all local ranks of a generation are told the same
+        self._last_formed = (b"", pb.Formed())  # read last: all local ranks of a generation get the same
         self.stall_after = 1.0
         self.lost_after = 10.0
 
@@ -192,7 +192,10 @@ class Groups:
                 log.warning("a message of kind %s from the coordinator is not known to this release", other)
 
     def resend_joins(self) -> None:
-        """The coordinator may have forgotten the joins under way, which it knows by their request, and who has gone."""
+        """Send joins under way and departures again, which the coordinator may have forgotten.
+
+        It knows joins by their request.
+        """
         self.client_joins.resend()
         for group_loop in self._group_loops.values():
             group_loop.resend_reports()
@@ -228,7 +231,7 @@ class Groups:
         except Exception as error:
             self._reject_rank(done.rank, join, formed, error)
             return
-        if done.rank in group_loop.local_ranks:  # a coordinator that came back does not know what was heard
+        if done.rank in group_loop.local_ranks:  # a coordinator that came back does not know which messages arrived
             return
         if join is None:
             group_loop.mark_absent(done.rank, "it withdrew while joining")
@@ -263,17 +266,17 @@ class Groups:
         return group_loop
 
     def _reject_rank(self, rank: int, join: ClientJoin | None, formed: pb.Formed, error: Exception) -> None:
-        """There is no group loop for this rank; the others hear of it at once, for they would wait for it."""
+        """Refuse a rank for which there is no group loop, and report it at once, for the others would wait for it."""
         group = formed.group
         why = self._refuse_join(rank, join, unscoped_name(group.name), error)
         self._send_report(Report(group.key, group.generation, ReportKind.LOST, rank=rank, text=why))
         turned_away = self._rejected_ranks.setdefault((group.key, group.generation), {})
         turned_away[rank] = why
         if turned_away.keys() >= {rank for peer in formed.peers if peer.task == self._task for rank in peer.ranks}:
-            del self._rejected_ranks[group.key, group.generation]  # nobody is left who might get a group loop
+            del self._rejected_ranks[group.key, group.generation]  # no rank is left that might get a group loop
 
     def _refuse_join(self, rank: int, join: ClientJoin | None, name: str, error: Exception) -> str:
-        """Tell a rank that it cannot have its place; return why, for the others."""
+        """Refuse the join of a rank; return why, for the others."""
         code, why, advice = Code.INTERNAL, f"a defect of collectived: {type(error).__name__}: {error}", ""
         if isinstance(error, RESOURCE_ERRORS):
             code, why = Code.RESOURCE_EXHAUSTED, f"its worker has no room for it: {error}"

@@ -20,7 +20,7 @@ _MAX_NAMED_MEMBERS = 8
 
 
 def error_to_status(error: CollectiveError) -> grpc.Status:
-    """What a call fails with: canonical code, message, and the verdict where there is one, cut to what travels."""
+    """The status of a failed call: canonical code, message, and the verdict where there is one, cut to what travels."""
     if error.verdict is None:
         return to_status(error_class(error.code)(_truncate_header(str(error), MAX_MESSAGE_BYTES)))
     verdict = next(
@@ -32,14 +32,12 @@ def error_to_status(error: CollectiveError) -> grpc.Status:
 
 
 def complete_verdict(verdict: Verdict, group: GroupInfo) -> Verdict:
-    """A verdict as group loops tell it to a doorbell, whose members say no more than what their client does not
-    know.
-    """
+    """Fill in the members of a group loop's verdict, which leaves out what clients with a doorbell know."""
     return replace(verdict, missing=group.complete(verdict.missing), differing=group.complete(verdict.differing))
 
 
 def _shorten_verdict(verdict: Verdict) -> Iterator[Verdict]:
-    """The same, saying less and less: who was missing and how ranks differed goes last."""
+    """Yield shorter and shorter versions: the missing ranks and the differences are dropped last."""
     yield verdict
     yield (verdict := replace(verdict, members=()))
     yield (verdict := replace(verdict, missing=tuple(replace(member, stack="") for member in verdict.missing)))

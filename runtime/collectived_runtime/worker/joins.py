@@ -27,7 +27,7 @@ from collectived_runtime.worker.grpc_errors import complete_verdict
 from collectived_runtime.worker.prepared import check_name
 from collectived_runtime.worker.sessions import HeldRank, Session, disconnect_rank
 
-AWAY_NOTICE_SECONDS = 2.0  # after which a client that joins is told that the coordinator is away, if it is
+AWAY_NOTICE_SECONDS = 2.0  # after which a joining client gets a notice that the coordinator is away, if it is
 PARENT_LOOK_SECONDS = 0.1  # between two looks whether a group that is split has failed
 COORDINATOR_AWAY = "the coordinator cannot be reached; the join waits for it"
 
@@ -118,7 +118,7 @@ class ClientJoins:
                     outcome = "withdrawn" if event.code == Code.CANCELLED else "refused"
                     raise error_class(event.code)(event.message)
                 if event.HasField("joined"):
-                    outcome = "granted"  # its client may hang up as soon as it has heard
+                    outcome = "granted"  # its client may hang up as soon as it has the answer
                 yield event
                 if event.HasField("joined"):
                     return
@@ -157,7 +157,7 @@ class ClientJoins:
 
 
 def _find_parent_fault(join: ClientJoin) -> Verdict | None:
-    """What has ended the group that is split: those whom this client waits for may be waiting there no more."""
+    """The verdict that has ended the group that is split: the ranks that this client waits for may have gone."""
     if join.parent is None:
         return None
     group_loop = join.parent.group_loop
@@ -182,7 +182,7 @@ def _give_place_up(join: ClientJoin, latest: asyncio.Future[JoinAnswer]) -> None
 def make_join_ask(
     session: Session, request: worker_pb2.JoinRequest, place: WorkerPlace, rules: Sequence[AclRule]
 ) -> pb.JoinAsk:
-    """What the coordinator is asked for a client.
+    """Make the request to the coordinator for a client.
 
     Raises:
         CollectiveError: the request is wrong, or it is not for this session.
@@ -200,7 +200,7 @@ def make_join_ask(
     scoped = request.name if request.name.startswith("/") else f"{client.job}/{request.name}"
     if not is_permitted(rules, scoped, session.caller):
         raise PermissionDeniedError(
-            f"a rule of this worker (`group_rules`) says who may join group {request.name!r}, and does not name you: "
+            f"a rule of this worker (`group_rules`) restricts group {request.name!r}, and does not name you: "
             "ask the worker's administrator, or choose another name"
         )
     ask = pb.JoinAsk(

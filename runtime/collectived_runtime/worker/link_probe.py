@@ -2,10 +2,10 @@
 
 After the hello of every link (key 0, generation 0, channel `PROBE_CHANNEL`) the asking side sends *requests*: the
 length of what follows in four bytes, then so many bytes. Each is answered by `ANSWER_BYTES` when it is there. Larger
-ones tell the bandwidth; they grow until one takes long enough to be measured, so that a slow link is not kept busy. The
-kernels tell the latency: an answer to a small request waits for threads of Python at both ends, which a frame does not,
-and counts only where the kernel is not asked. Everything happens in a thread that lives for `PROBE_SECONDS` at most, on
-either side; so many as `MAX_CONCURRENT_PROBES` are answered at once.
+ones measure the bandwidth; they grow until one takes long enough to be measured, so that a slow link is not kept busy.
+The kernels know the latency: an answer to a small request waits for threads of Python at both ends, which a frame does
+not, and counts only where the kernel is not asked. Everything happens in a thread that lives for `PROBE_SECONDS` at
+most, on either side; so many as `MAX_CONCURRENT_PROBES` are answered at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ZEROS = bytes(_PIECE_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasurement:
-    """What a link is like in one direction; zeros and `error`, where that could not be measured."""
+    """The measurement of a link in one direction; zeros and `error`, where it failed."""
 
     latency_seconds: float = 0.0
     bytes_per_second: float = 0.0

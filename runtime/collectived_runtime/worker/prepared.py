@@ -1,7 +1,8 @@
 """Descriptions: collectives as clients describe them, checked, and found again by what described them.
 
-`Prepare` gives a client the number and layout of one; `Submit` brings one along each time, so what follows from it is
-kept: where its bytes go, and how its results are told.
+`Prepare` gives a client the number and layout of one; `Submit` brings one along each time, so the facts that follow
+from it are
+kept: the places of its bytes, and the description of its results.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Span = tuple[int, int]  # bytes from the first to before the second
 
 @dataclass(frozen=True, slots=True)
 class ResultChunk:
-    """A pack of results: what is told of it, and where its leaves lie, from the start of the result."""
+    """A pack of results: its description, and where its leaves lie, from the start of the result."""
 
     header: worker_pb2.SubmitResult
     result_spans: tuple[Span, ...]
@@ -77,7 +78,7 @@ def is_point_to_point(operation: Operation) -> bool:
 
 
 async def run_or_offload(leaves: int, about: Callable[[], T]) -> T:
-    """What `about` returns; a value of many leaves is thought about beside the event loop."""
+    """Return the result of `about`. For a value of many leaves it runs in another thread than the event loop."""
     return about() if leaves < OFFLOAD_LEAVES else await asyncio.to_thread(about)
 
 
@@ -170,7 +171,7 @@ class PreparedCache:
 
 
 def describe(made: PreparedCollective, rank: int) -> Submittable:
-    """What follows from a collective of this rank for its submissions. Pure."""
+    """Derive the facts for this rank's submissions from a collective. Pure."""
     collective, layout = made.collective, made.layout
     spans = []
     for leaf, place in zip(collective.leaves, layout.places, strict=True):
@@ -202,7 +203,7 @@ def _make_result_chunks(collective: Collective, layout: Layout) -> tuple[ResultC
             leaf = collective.leaves[index]
             header.leaves.add(path=leaf.path, dtype=pack.result_dtype.name, shape=leaf.shape)
             start = pack.result_offset + layout.places[index].offset * size
-            if leaf.count:  # what is empty has nothing to move
+            if leaf.count:  # an empty leaf has nothing to move
                 spans.append((start, start + leaf.count * size))
         found.append(ResultChunk(header, tuple(spans)))
     return tuple(found)

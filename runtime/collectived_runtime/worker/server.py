@@ -86,8 +86,8 @@ SERVICE = "collectived.v1.Worker"
 STATUS_SECONDS = 0.45  # for the coordinator's answer, which itself waits 0.3 s for workers
 SWITCH_SECONDS = 0.0005  # a group loop that wakes waits at most this long for the interpreter
 EXIT_DEFECT = 70  # exit status
-DEFECT_MESSAGE = "a defect of collectived: this worker no longer hears its coordinator, and ends"
-LAUNCHER_GONE_MESSAGE = "its launcher is gone, or has ended it"  # standard input has ended, which tells no more
+DEFECT_MESSAGE = "a defect of collectived: this worker no longer reads messages of its coordinator, and ends"
+LAUNCHER_GONE_MESSAGE = "its launcher is gone, or has ended it"  # standard input has ended, which says no more
 # A session over gRPC lives by its stream: a client whose host has vanished is noticed within the sum of the first two.
 KEEPALIVE_OPTIONS = (
     ("grpc.keepalive_time_ms", 5000),
@@ -140,7 +140,7 @@ async def serve(
         await wait_until_stopped(signalled, None, *ends)
         if signalled.number == signal.SIGTERM and settings.drain_seconds and worker.groups.group_loops:
             signalled.clear()
-            # A second signal ends it at once, and so does a drain that nobody sees to.
+            # A second signal ends it at once, and so does a drain that fails.
             await wait_until_stopped(signalled, None, *ends, worker.drain(settings.drain_seconds))
             print_drained(worker.drain_reply())
         deaf = worker.coordinator_client.finished.done()
@@ -272,7 +272,7 @@ class _Worker:
 
     async def start(self) -> None:
         await self.coordinator_client.wait_until_welcomed(self.settings.patience_seconds)
-        # What others may have taken comes first: where it fails, no socket has been made.
+        # Addresses that others may have taken come first: where that fails, no socket has been made.
         # Values of many leaves are thought about there, one at a time.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1, thread_name_prefix="thinking"))
         if self.settings.reflection:
@@ -315,7 +315,7 @@ class _Worker:
         }
 
     def drain(self, seconds: float) -> asyncio.Future[None]:
-        """Drain this worker until `drain_state.finished`; what it returns is done where that cannot be."""
+        """Drain this worker until `drain_state.finished`. The result is done where the drain fails."""
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def answered(draining: asyncio.Future[status_pb2.DrainReply]) -> None:
@@ -343,7 +343,7 @@ class _Worker:
             await self.metrics.stop()
 
     async def close(self, why: str) -> None:
-        """`why`: what others hear, where it is not that it ends in order."""
+        """Close the worker. `why`: the reason for others, where it does not end in order."""
         await self.drain_state.close()
         await self.health.stop()
         if self.metrics:

@@ -75,14 +75,14 @@ def _translate_errors(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _throttle_refusal(service: WorkerService, request: Any, context: Any, error: CollectiveError) -> None:
-    """Whoever is refused again and again hears of it later and later; what a collective came to is no refusal."""
+    """Delay repeated refusals of a caller more and more. The verdict of a collective is no refusal."""
     if error.verdict is None:
         await service.wait_before_refusal(getattr(request, "session", b""), context)
 
 
 @dataclass(frozen=True, slots=True)
 class ClientAccess:
-    """Who calls, and what that caller may use.
+    """The callers, and the devices that they may use.
 
     Attributes:
         devices: those that a caller may join on; it says which GPUs it sees itself (None: nothing).
@@ -94,7 +94,7 @@ class ClientAccess:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What answers requests for status, and for traces."""
+    """The functions that answer requests for status, and for traces."""
 
     status: Callable[[status_pb2.StatusRequest], Awaitable[status_pb2.StatusReply]]
     trace: Callable[[trace_pb2.TraceRequest], AsyncIterator[trace_pb2.TraceReply]]
@@ -132,7 +132,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._drain_state = drain_state
 
     async def wait_before_refusal(self, session: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Return when a refusal may be told."""
+        """Return when a refusal may be sent."""
         known = session in self._sessions
         await self._refusal_throttle.wait(session if known else self._access.callers.get_throttle_key(context))
 
@@ -269,7 +269,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             yield reply
 
     def _issue_token(self, session: Session, attach: Callable[[socket.socket], None]) -> bytes:
-        """What admits one socket, which `attach` is then given in the event loop's thread."""
+        """Return a token that admits one socket. `attach` is called with it in the event loop's thread."""
         token = secrets.token_bytes(TOKEN_BYTES)
         loop = asyncio.get_running_loop()
         self._connection_server.admit(token, lambda connected: _attach_threadsafe(loop, attach, connected), session.uid)
@@ -281,7 +281,7 @@ def _make_client(request: worker_pb2.OpenSessionRequest, caller: Caller) -> Clie
         request.host[:MAX_NAME_CHARS],
         caller.unix_peer.pid
         if caller.unix_peer is not None
-        else request.pid,  # its own word only where nobody knows better
+        else request.pid,  # the client's own word only where the kernel does not say
         request.label[:MAX_NAME_CHARS],
         request.job or "default",
         versions_from_proto(request.protocol),

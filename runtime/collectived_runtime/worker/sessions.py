@@ -49,12 +49,12 @@ SESSION_ID_BYTES = 16
 _SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
 _MAX_ENDED_SESSIONS = 1024  # sessions that have ended, and why
 _RETAINED_DIVISOR = 16  # memory that a session keeps may take one part in so many of the worker's descriptors
-MAX_VERSIONS = 16  # of clients that are told
+MAX_VERSIONS = 16  # of clients that are reported
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who opened a session, in its own words; the kernel's word on pid and uid is taken where there is a socket."""
+    """The client that opened a session, in its own words; pid and uid are the kernel's where there is a socket."""
 
     host: str
     pid: int
@@ -79,7 +79,7 @@ class Session:
     budget: SessionBudget
     on_end: Callable[[Session], None]  # called when it has ended
     is_remote: bool = False  # its client shares no memory with this worker
-    caller: Caller = field(default_factory=lambda: Caller(AccessLevel.NONE))  # who opened it
+    caller: Caller = field(default_factory=lambda: Caller(AccessLevel.NONE))  # that opened it
     devices: tuple[DeviceName, ...] = ()  # that it may join on
     rejections: RejectionCounters = field(default_factory=RejectionCounters)
     max_ranks: int = 0  # that it may hold or be joining; 0: any number
@@ -109,7 +109,7 @@ class Session:
 
     @property
     def uid(self) -> int | None:
-        """Of its user, who alone may show its tokens; None: not known."""
+        """The uid of its user, which alone may show its tokens; None: not known."""
         return self.caller.unix_peer.uid if self.caller.unix_peer else None
 
     @property
@@ -134,12 +134,12 @@ class Session:
             loop.add_reader(self.pidfd, self.end, "its process ended")
 
     def sample_stack(self, loop: asyncio.AbstractEventLoop, take: StackTaker) -> None:
-        """Have `take` told, in the event loop's thread, where the threads of the client are. From any thread."""
+        """Have `take` called, in the event loop's thread, with the places of the client's threads. From any thread."""
         call_soon_threadsafe(loop, lambda: self.stacks.sample(take))
 
     @property
     def ended_error(self) -> UnavailableError:
-        """What a call is told that comes when the session has ended."""
+        """The error of a call that comes when the session has ended."""
         return _ended_error(self._end_reason)
 
     @property
@@ -177,7 +177,7 @@ class Session:
         self.end("it has written more into shared memory of its groups than it may have (max_session_memory)")
 
     def acquire_memory(self) -> Callable[[], None]:
-        """A group loop is about to look into this session's memory; what it calls when it will do so no more."""
+        """Keep this session's memory for a group loop. It calls the result when it needs the memory no more."""
         self._memory_users += 1
         loop = asyncio.get_running_loop()
         return lambda: call_soon_threadsafe(loop, self._release_memory)
@@ -187,8 +187,9 @@ class Session:
         self._drop_unused_arenas()
 
     def _drop_unused_arenas(self) -> None:
-        """What a client had fully submitted completes after its end: its memory stays until no group loop looks into
-        it.
+        """Free the memory of an ended session once no group loop needs it.
+
+        Collectives that a client had fully submitted complete after its end.
         """
         if self.ended.is_set() and not self._memory_users:
             self.arenas.drop_all()
@@ -228,7 +229,7 @@ class Session:
             self.pending_joins -= 1
 
     def add_held_rank(self, held: HeldRank) -> None:
-        """The session has become a rank; if it has ended meanwhile, the others hear of it at once."""
+        """The session has become a rank; if it has ended meanwhile, that is reported to the others at once."""
         self.held_ranks = [known for known in self.held_ranks if not known.group_loop.local_ranks[known.rank].closed]
         self.held_ranks.append(held)
         if self.ended.is_set():
@@ -239,7 +240,7 @@ class Session:
         return next((holding for holding in self.held_ranks if holding.join == token), None)
 
     def find_held_rank(self, key: int, rank: int) -> HeldRank:
-        """What it holds of that rank of a group, the latest; raises NotFoundError where it does not hold it."""
+        """The latest place of that rank that it holds; raises NotFoundError where it does not hold the rank."""
         for holding in reversed(self.held_ranks):
             if holding.rank == rank and holding.group_loop.topology.group.key == key:
                 return holding
@@ -363,7 +364,7 @@ class Sessions:
 
     @property
     def versions(self) -> list[VersionRange]:
-        """What the clients speak, each once; of clients that make them up, not all."""
+        """The versions that clients speak, each once. Of clients that invent many, not all."""
         return sorted({session.client.versions for session in self._sessions.values()})[:MAX_VERSIONS]
 
     @property
@@ -418,7 +419,7 @@ class Sessions:
         return session
 
     def _find_user(self, caller: Caller, gpu: int = -1) -> MemoryUser:
-        """The user whose processes share memory with this worker, of the host or of a GPU; of others, who share none,
+        """The user whose processes share memory with this worker, of the host or of a GPU; of others, which share none,
         each is one.
         """
         if caller.unix_peer is None:

@@ -1,8 +1,8 @@
 """Where the threads of a client's process are: asked when others wait for a rank of it, and bounded in all respects.
 
 The client's library answers, by a thread that reads a socket of its own, or over the stream of a session without shared
-memory. One question is under way at a time, and at most two in a second. Who does not answer in time is told of
-by what the kernel says about the process.
+memory. One question is under way at a time, and at most two in a second. A client that does not answer in time is
+described by what the kernel says about the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collectived_proto.ipc import messages
 from collectived_proto.report.phrases import sanitize_text
 
 ANSWER_SECONDS = 0.2  # for an answer
-PAUSE_SECONDS = 0.5  # between two questions; who asks meanwhile gets the latest answer
+PAUSE_SECONDS = 0.5  # between two questions; questions meanwhile get the latest answer
 _MAX_LINE = 500  # characters about one thread
 _QUESTION = messages.encode_bare(messages.MessageType.STACK_ASKED)
 _STATES = {
@@ -38,7 +38,7 @@ class StackSampler:
 
     Args:
         pid: of its process on this host; 0: not known.
-        reject: called where it answers what nobody has asked.
+        reject: called where it answers without a question.
     """
 
     def __init__(self, pid: int, reject: Callable[[], None]) -> None:
@@ -47,8 +47,8 @@ class StackSampler:
         self._ask: Callable[[], object] | None = None
         self._detach: Callable[[], object] = lambda: None
         self._is_closed = False
-        self._takers: list[StackTaker] = []  # who wait for the answer,
-        self._late_takers: list[StackTaker] = []  # and who have been told that it is late
+        self._takers: list[StackTaker] = []  # that wait for the answer,
+        self._late_takers: list[StackTaker] = []  # and those that know that it is late
         self._timer: asyncio.TimerHandle | None = None
         self._is_unanswered = False
         self._asked_at = -math.inf
@@ -74,7 +74,7 @@ class StackSampler:
         """Take an answer.
 
         Raises:
-            MalformedMessage: nobody has asked.
+            MalformedMessage: there was no question.
         """
         if not self._is_unanswered:
             raise messages.MalformedMessage("it has sent where its threads are, without being asked")
@@ -115,7 +115,7 @@ class StackSampler:
 
     def _read(self, connected: socket.socket) -> None:
         try:
-            data = connected.recv(messages.MAX_STACK + 1)  # what is longer is cut
+            data = connected.recv(messages.MAX_STACK + 1)  # a longer answer is cut
         except BlockingIOError:
             return
         except OSError:
@@ -146,7 +146,7 @@ class StackSampler:
 
 
 def clean_stack(text: str) -> str:
-    """What a client has said, as others may be shown it: short lines without control characters."""
+    """Clean a client's answer for others: short lines without control characters."""
     lines = sanitize_text(text[: messages.MAX_STACK]).splitlines()
     return "\n".join(line[:_MAX_LINE] for line in lines if line.strip())
 

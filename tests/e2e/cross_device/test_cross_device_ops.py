@@ -417,7 +417,7 @@ def test_an_accumulation_of_ones_own_gets_the_components_in_order(here: cd.Sessi
 def test_an_accumulation_that_returns_no_component_is_named(here: cd.Session, returned: Any) -> None:
     ops, given = cd.ReductionToOneDevice(accumulation_fn=lambda parts: returned, session=here), value(2)
     for op in ("sum", "mean"):
-        with pytest.raises(TypeError, match=f"what accumulation_fn returned is a .*{type(returned).__name__}"):
+        with pytest.raises(TypeError, match=f"the result of accumulation_fn is a .*{type(returned).__name__}"):
             ops.reduce(op, given, given)
 
 

@@ -261,7 +261,7 @@ def test_a_token_file_that_others_may_read_is_refused_at_the_start(tmp_path: Pat
     file.write_text("a-token-of-the-watchers\n")
     file.chmod(0o644)
     daemon = Daemon("coordinator", "--listen", "127.0.0.1:0", "--viewing-token-file", str(file))
-    with pytest.raises(cd.errors.UnavailableError, match="has mode 0644, by which everybody on this host gets at it"):
+    with pytest.raises(cd.errors.UnavailableError, match="has mode 0644, by which all users of the host can read it"):
         daemon.wait_ready()
 
 

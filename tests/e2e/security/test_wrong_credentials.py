@@ -97,7 +97,7 @@ def test_a_token_for_another_group_does_not_open_a_group_that_is_kept(client: Ca
     ci, day = client(CI), client(DAY)
     day.joins("/serving")
     code, said, _ = failure(lambda: ci.joins("/serving"))
-    assert code == "PERMISSION_DENIED" and "a rule of this worker (`group_rules`) says who may join" in said
+    assert code == "PERMISSION_DENIED" and "a rule of this worker (`group_rules`) restricts group" in said
     assert "day" not in said and "token" not in said  # nor who may
     ci.joins("/other")
     client(SECRET).joins("/serving")

@@ -112,7 +112,7 @@ def refusal(address: str, told: Mapping[str, str], error: type[Exception] = cd.e
 
 def test_who_shows_no_certificate_is_told_to_set_one(mutual: Cluster, person: TlsFiles) -> None:
     said = refusal(mutual.tcp_addresses[0], variables(TlsFiles(ca=person.ca)))
-    assert "it asks who calls: set COLLECTIVED_TLS_CERT and COLLECTIVED_TLS_KEY" in said
+    assert "it demands a certificate: set COLLECTIVED_TLS_CERT and COLLECTIVED_TLS_KEY" in said
 
 
 def test_plain_text_at_a_tls_address_is_told_what_to_set(mutual: Cluster) -> None:
@@ -194,7 +194,7 @@ def test_a_viewing_token_or_the_secret_alone_opens_nothing_where_certificates_ar
     mutual: Cluster, person: TlsFiles
 ) -> None:
     told = {"COLLECTIVED_TLS_CA": str(person.ca), "COLLECTIVED_SECRET": SECRET}
-    assert "it asks who calls" in refusal(mutual.tcp_addresses[0], told)
+    assert "it demands a certificate" in refusal(mutual.tcp_addresses[0], told)
 
 
 def subject(address: str, files: TlsFiles) -> bytes:

@@ -165,7 +165,7 @@ def test_a_cluster_file_names_the_hosts(folder: Path, capsys: pytest.CaptureFixt
 def test_a_key_of_the_authority_that_everybody_may_read_is_refused(folder: Path) -> None:
     (folder / "authority/ca.key").chmod(0o644)
     with pytest.raises(
-        CertificateFolderError, match="has mode 0644, by which everybody on this host gets at it: chmod 600"
+        CertificateFolderError, match="has mode 0644, by which all users of the host can read it: chmod 600"
     ):
         load_authority(folder)
     assert run(["certs", "client", "alice"]) == 1

@@ -77,7 +77,7 @@ insecure = false
             "lab.toml:3: worker.memory_limit: '64MB' is not a number with",
         ),
         ('hosts = ["a"]\n[worker]\nmemory_limt = 3', "in [worker]: did you mean 'memory_limit'?"),
-        ('hosts = ["a"]\n[worker]\ntask = 3', "lab.toml:3: worker.task is not yours to say: `collectived up` does"),
+        ('hosts = ["a"]\n[worker]\ntask = 3', "lab.toml:3: worker.task cannot be set here: `collectived up` sets it"),
         (
             'hosts = ["a"]\n[worker]\ndrain_seconds = "6min"',
             "lab.toml:3: worker.drain_seconds: '6min' is longer than 300 s (5min), which `down` waits for",

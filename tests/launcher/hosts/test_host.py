@@ -292,7 +292,7 @@ def test_an_agent_that_is_stopped_is_given_up_and_ends_when_it_wakes(stage: Stag
     (agent,) = [pid for pid in living(stage.folder) if AGENT_MODULE.encode() in command(pid)]
     os.kill(agent, signal.SIGSTOP)
     stage.until(lambda: witness.ends == 1)
-    assert process.trouble == "its host b is lost (pipe): nothing was heard from it for 3 s"
+    assert process.trouble == "its host b is lost (pipe): no message came from it for 3 s"
     await_end_of_all_but_keeper(stage)
 
 

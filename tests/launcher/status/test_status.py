@@ -316,7 +316,7 @@ def two_of_each() -> pb.StatusReply:
 
 def test_of_one_group_all_is_shown_and_of_others_nothing() -> None:
     lines = shown(two_of_each(), wide=False, group="eval")
-    assert lines[1] == "LOST     worker 1 (host k, pid 81) was last heard 12.0 s ago"
+    assert lines[1] == "LOST     worker 1 (host k, pid 81) last reported 12.0 s ago"
     assert lines[2].startswith("NOTE     group eval is on CPU devices")
     assert not any("world" in line or "old" in line for line in lines)
     lines = shown(two_of_each(), wide=False, group="j/world")
@@ -418,7 +418,7 @@ def test_one_of_several_jobs_is_named(runtime: Path, capsys: pytest.CaptureFixtu
     environment = {"COLLECTIVED_WORKER": "unix:/env.sock"}
     assert find_target(None, "b", environment) == Target(("unix:/b.sock",), "job b", "unix:/c.sock")
     assert run(["status", "--job", "c"]) == 3
-    assert "no job 'c' of yours runs on this host; jobs that do: a, b" in capsys.readouterr().err
+    assert "you have no job 'c' running on this host; running jobs: a, b" in capsys.readouterr().err
     for command in ("status", "trace", "drain"):
         assert run([command, "--job", "a", "--worker", "unix:/a.sock"]) == 2
         assert "exclude each other" in capsys.readouterr().err
@@ -429,7 +429,7 @@ def test_a_job_with_a_file_for_each_of_its_hosts_counts_as_one(runtime: Path) ->
     for host in range(2):
         job = job_files.JobFile("b", os.getpid(), "unix:/c.sock", (f"unix:/b{host}.sock",), "python train.py")
         job_files.write_job_file(job, f"b.{host}")
-    with pytest.raises(click.UsageError, match="^2 jobs of yours run on this host"):
+    with pytest.raises(click.UsageError, match="^you have 2 jobs running on this host"):
         find_target(None, None, {})
 
 
@@ -446,7 +446,7 @@ def test_a_job_that_is_starting_is_named(runtime: Path, capsys: pytest.CaptureFi
     (folder / "lab").mkdir()  # of a cluster
     assert run(["status"]) == 3
     said = capsys.readouterr().err
-    assert f"no job of yours serves on this host yet, and one is starting: me-{os.getpid()}-ab12cd" in said
+    assert f"your job on this host does not serve yet, it is starting: me-{os.getpid()}-ab12cd" in said
     publish(f"me-{os.getpid()}-ab12cd", "unix:/none.sock")
     assert job_files.list_starting_jobs() == []
 

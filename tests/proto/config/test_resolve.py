@@ -133,7 +133,7 @@ def test_the_secret_is_read_from_its_file_and_never_shown(tmp_path: Path) -> Non
     found = worker(None, {"COLLECTIVED_SECRET": "other"}, secret_file=str(path))
     assert found.secret == SECRET and SECRET not in repr(found)
     path.chmod(0o604)
-    with pytest.raises(ConfigError, match=r"has mode 0604, by which everybody on this host gets at it: chmod 600"):
+    with pytest.raises(ConfigError, match=r"has mode 0604, by which all users of the host can read it: chmod 600"):
         worker(secret_file=str(path))
     assert resolve_settings(WorkerSettings, {**PLACE, "secret_file": ""}, {}, None, SECRET).secret == SECRET
 

@@ -117,7 +117,7 @@ def test_ranks_of_a_worker_that_is_lost_or_silent_are_said_to_be_there() -> None
     missing, lost = collect_findings(reply)
     assert missing.sentence.endswith("(worker 1 is lost)")
     assert (lost.kind, lost.worker, lost.age_seconds) == (FindingKind.LOST, 1, 12)
-    assert lost.sentence == "worker 1 (host h, pid 62) was last heard 12.0 s ago"
+    assert lost.sentence == "worker 1 (host h, pid 62) last reported 12.0 s ago"
 
 
 def test_without_a_coordinator_a_worker_that_answers_is_not_lost() -> None:
@@ -243,7 +243,7 @@ def test_a_coordinator_that_was_started_again_is_told_for_a_while() -> None:
     assert not collect_findings(reply)
     reply.coordinator.restarted = True
     assert only(reply).kind is FindingKind.RESTARTED
-    assert only(reply).sentence == "the coordinator was started again 12.0 s ago; what it counts begins there"
+    assert only(reply).sentence == "the coordinator was started again 12.0 s ago; its counts begin there"
     reply.coordinator.uptime_seconds = 601
     assert not collect_findings(reply)
 

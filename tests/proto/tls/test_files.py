@@ -79,7 +79,7 @@ def test_a_key_that_everybody_may_read(signer: Signer, mode: int) -> None:
     assert host.key is not None
     host.key.chmod(mode)
     said = refused(host)
-    assert f"has mode {mode:04o}, by which everybody on this host gets at it: chmod 600 {host.key}" in said
+    assert f"has mode {mode:04o}, by which all users of the host can read it: chmod 600 {host.key}" in said
     host.key.chmod(0o640)
     load_material(host)
 

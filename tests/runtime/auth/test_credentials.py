@@ -205,7 +205,7 @@ def test_a_file_that_is_broken_by_a_change_is_logged_once_and_the_old_token_stay
         for _ in range(3):
             assert one.get_access_level(f"Bearer {TOKEN}") is AccessLevel.VIEW
         (record,) = caplog.records
-        assert "what it held before is good until that is mended" in record.message
+        assert "its former content stays valid until that is mended" in record.message
         private(path, "f" * 16)
         assert (
             one.get_access_level(f"Bearer {'f' * 16}") is AccessLevel.VIEW

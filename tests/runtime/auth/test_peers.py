@@ -112,6 +112,6 @@ def test_where_somebody_is_named_the_folders_group_alone_is_not_enough(tmp_path:
 def test_to_name_somebody_whom_the_folder_keeps_out_is_an_error(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     with pytest.raises(
-        StartupError, match=rf"let nobody in at {tmp_path}: with mode 0700 other users cannot .*chmod 711"
+        StartupError, match=rf"admit no user at {tmp_path}: with mode 0700 other users cannot .*chmod 711"
     ):
         apply_folder_mode(SERVES_ANN, tmp_path)

@@ -232,7 +232,7 @@ def test_a_silent_worker_is_dropped(play: Play) -> None:
         await worker.hello()
         code, details = await worker.refused()
         assert code is grpc.StatusCode.UNAVAILABLE
-        assert "worker 0 has not been heard for 0.1 s" in details
+        assert "worker 0 has sent no heartbeat for 0.1 s" in details
         assert not (await stage.status(True)).workers
 
     play(story, heartbeat=0.05)

@@ -208,7 +208,7 @@ def test_a_worker_that_a_defect_would_leave_deaf_ends_for_its_supervisor_and_say
                 daemon.kill()
                 daemon.communicate()
         assert (worker.returncode, out) == (EXIT_DEFECT, "")
-        assert "no longer hears its coordinator, and ends, for its supervisor to start it again" in err
+        assert "no longer reads messages of its coordinator, and ends, for its supervisor to start it again" in err
         assert "ValueError: planted" in err
 
 

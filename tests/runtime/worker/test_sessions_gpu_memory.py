@@ -223,7 +223,7 @@ def test_memory_that_a_busy_gpu_does_not_clear_in_time_is_refused_and_given_back
     gpu.create_arena(1, SIZE).close()
     before = cuda.used_bytes
     hold.touch()
-    with pytest.raises(ClearTimeout, match=r"under way on GPU:0 has not let new memory be cleared within 0\.05 s"):
+    with pytest.raises(ClearTimeout, match=r"under way on GPU:0 has kept new memory from being cleared within 0\.05 s"):
         gpu.create_arena(2, SIZE, freed.set, within=0.05)
     assert cuda.used_bytes > before and not freed.is_set(), "the device may still write it"
     hold.unlink()

@@ -1,4 +1,4 @@
-"""What callers of c10d's methods give, in the forms in which c10d takes it. Pure."""
+"""Arguments of c10d's methods, in the forms in which callers pass them. Pure."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class BackendCollectived(Operations, c10d.Backend):  # type: ignore[misc]  # tor
     """Tensors of one kind of device, as in `cpu:collectived,cuda:nccl`.
 
     PyTorch calls it through its dispatcher, and gives callers a Work that can be waited for and has a future, and no
-    more. So a process group that is ours altogether is a `ProcessGroupCollectived`.
+    more. A process group without other backends is a `ProcessGroupCollectived` instead.
     """
 
     def __init__(self, submission: Submission, name: str) -> None:
@@ -37,7 +37,7 @@ class BackendCollectived(Operations, c10d.Backend):  # type: ignore[misc]  # tor
         part = self._split(list(ranks), opts._timeout)
         if not part.is_open:
             raise dist.DistBackendError(
-                f"rank {self._rank} is in no part of split_group, which PyTorch cannot tell it where several backends"
+                f"rank {self._rank} is in no part of split_group, which PyTorch cannot express where several backends"
                 f" carry a process group: give it a part of its own, [{self._rank}], or use new_group"
             )
         return BackendCollectived(part, f"{self._name}:split:{min(ranks)}")

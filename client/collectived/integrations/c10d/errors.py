@@ -10,7 +10,7 @@ from collectived_proto.errors import CollectiveError, DeadlineExceededError
 def translate(error: CollectiveError) -> Exception:
     """A `DistBackendError`, which is a RuntimeError; its cause is `error`, which says more.
 
-    What was late says " Timed out ", as Gloo does: programs look for it.
+    A timeout says " Timed out ", as Gloo does: programs look for it.
     """
     said = f"[collectived] Timed out waiting: {error}" if isinstance(error, DeadlineExceededError) else str(error)
     translated: Exception = dist.DistBackendError(said)

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 LOSES_WORKS = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
-_MOST = 4096  # works that nobody ever waits for
+_MOST = 4096  # works for which the program never waits
 _kept: dict[int, Any] = {}
 
 
 def keep(work: Any) -> None:
-    """Keep it until somebody has waited for it, or has its future."""
+    """Keep a work until a thread has waited for it, or has its future."""
     _kept[id(work)] = work
     while len(_kept) > _MOST:
         _kept.pop(next(iter(_kept)), None)

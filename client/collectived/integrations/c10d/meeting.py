@@ -11,9 +11,9 @@ _WORLD = "0"  # c10d's id of the process group of all ranks
 
 
 def agree_on_name(store: Any, group_id: str) -> str:
-    """A name that all ranks with this store have, and nobody else.
+    """Agree on a name that the ranks with this store have, and no others.
 
-    Whoever comes first leaves it in the store. A store that outlives a process group gives the same name to the next
+    The first rank leaves it in the store. A store that outlives a process group gives the same name to the next
     one: then ranks meet in the next generation of the group.
 
     Args:

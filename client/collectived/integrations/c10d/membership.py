@@ -18,7 +18,7 @@ NAME = "collectived"
 
 
 class Membership:
-    """What is no operation, and the same for process groups and backends of c10d."""
+    """Methods that are no operations, and that process groups and backends of c10d share."""
 
     supports_splitting = True
     supports_coalescing = False

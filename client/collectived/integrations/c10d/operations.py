@@ -28,10 +28,11 @@ from collectived.integrations.c10d.work import Finish
 
 
 class Operations(Membership):
-    """What process groups and backends of c10d have in common.
+    """Operations that process groups and backends of c10d share.
 
     Operations follow c10d: results are written into the tensors given; with `asyncOp` of their options, and without
-    options, they return a Work in flight. Errors are `torch.distributed.DistBackendError`; its cause is ours.
+    options, they return a Work in flight. Errors are `torch.distributed.DistBackendError`; its cause is the error of
+    this library.
     """
 
     def allreduce(
@@ -162,7 +163,7 @@ class Operations(Membership):
         return self._submission.run([start], finish, result, opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> AnyWork:
-        """Who is not the root does not know whether all give as much: all say how much."""
+        """Gather, with the lengths of all ranks: only the root knows whether they are equal."""
         opts = read_options(c10d.GatherOptions, opts, timeout)
         outputs, inputs = nested(outputs, inputs)
         flat = flatten(inputs[0])
@@ -272,7 +273,7 @@ class Operations(Membership):
         self, flat: Tensor, sizes: list[int], rooms: list[int], target: TensorTarget, result: Any, opts: Any
     ) -> AnyWork:
         def finish(_: object) -> None:
-            check_own_part(self._rank, sizes, rooms)  # here, where this rank has done its part: nobody waits for it
+            check_own_part(self._rank, sizes, rooms)  # here, where this rank has done its part: no rank waits for it
             target.settle()
 
         start = partial(self._group.all_to_all, to_leaf(flat), sizes=sizes, out=target.leaf)
@@ -316,7 +317,7 @@ def _one_or_all(leaves: list[Any]) -> Any:
 
 
 def _settle(*targets: TensorTarget) -> Finish | None:
-    """What is left to do once results are there; None where all lie in their tensors."""
+    """Return a function that copies results into their tensors; None where all lie there already."""
     copied = [target for target in targets if not target.is_in_place]
 
     def settle(_: object) -> None:

@@ -1,4 +1,4 @@
-"""ProcessGroupCollectived: a process group of torch.distributed that is ours altogether, and how one is made."""
+"""ProcessGroupCollectived: a process group of torch.distributed without other backends, and how one is made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OURS = dist.ProcessGroup.BackendType.CUSTOM
 
 
 class ProcessGroupOptions:
-    """What `options` of a process group gives, as far as c10d looks at it."""
+    """The `options` of a process group, as far as c10d reads them."""
 
     def __init__(self, timeout: timedelta) -> None:
         self.backend = NAME
@@ -29,9 +29,9 @@ class ProcessGroupOptions:
 class ProcessGroupCollectived(Operations, dist.ProcessGroup):  # type: ignore[misc]  # torch is not there for mypy
     """A process group of torch.distributed whose ranks meet in a group of the service.
 
-    PyTorch calls its methods without a way through its dispatcher, and callers get our own Work. What c10d asks beside
-    operations is answered here, for c10d's own answers come from backends. Where PyTorch has backends of Python, there
-    is one too: what PyTorch records of a process group, it asks that.
+    PyTorch calls its methods without its dispatcher, and callers get the Work of this library. Questions of c10d beside
+    operations are answered here, for c10d's own answers come from backends. Where PyTorch has backends of Python, there
+    is one too: PyTorch asks it for the data that it records of a process group.
     """
 
     def __init__(self, store: Any, submission: Submission, name: str = "", description: str = "undefined") -> None:
@@ -123,7 +123,7 @@ class ProcessGroupCollectived(Operations, dist.ProcessGroup):  # type: ignore[mi
 
 
 def create_backend(options: Any) -> ProcessGroupCollectived | BackendCollectived:
-    """What carries this rank's operations, once all ranks have come.
+    """Return the object that runs this rank's operations, once all ranks have come.
 
     Args:
         options: c10d's `_DistributedBackendOptions`: store, group_rank, group_size, timeout, group_id, process_group.
@@ -141,7 +141,7 @@ def is_shared(options: Any) -> bool:
     """Whether other backends carry some devices of the process group, as in `cpu:collectived,cuda:nccl`.
 
     PyTorch does not say so. But by now it has named the group after the backend of its GPUs, and has made the backends
-    that stand before ours.
+    that stand before this one.
     """
     group = getattr(options, "process_group", None)
     if group is None or not is_subclassable():

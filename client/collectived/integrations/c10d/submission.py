@@ -1,4 +1,4 @@
-"""What every operation of a process group needs: the group of the service, options, and how a call becomes a Work."""
+"""Submission of operations of a process group: the group of the service, options, and how a call becomes a Work."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Submission:
 
     @classmethod
     def join(cls, options: Any) -> Submission:
-        """As c10d's options for whoever creates a process group say."""
+        """Join the group that c10d's options for the creator of a process group name."""
         return cls(
             options.timeout,
             lambda session, defaults: session.join(
@@ -124,7 +124,7 @@ class Submission:
 
         Args:
             finish: what is to be done with their results. result: what the operation's Work gives.
-            opts: c10d's; without any, nobody waits.
+            opts: c10d's; without any, the caller does not wait.
         """
         work = self._run(starts, finish, result, opts)
         if LOSES_WORKS:
@@ -134,7 +134,7 @@ class Submission:
     def _run(self, starts: Sequence[Start], finish: Finish | None, result: Any, opts: Any) -> AnyWork:
         self.sequence += 1
         merged = self.merge_timeout(getattr(opts, "timeout", None))
-        options = None if merged is self._defaults else merged  # what says nothing of its own is quicker
+        options = None if merged is self._defaults else merged  # a call without options of its own is quicker
         is_async = getattr(opts, "asyncOp", True)
         try:
             if is_async:
@@ -160,10 +160,10 @@ class Submission:
         return found
 
     def close(self, reason: str) -> None:
-        """Leave the group; again is no harm. What went wrong was told to whoever called.
+        """Leave the group; a second call does no harm. Errors have been raised to the callers.
 
-        Receives that are still posted are withdrawn. What else the caller has left open gets some seconds to end;
-        then it is aborted on all ranks, with that reason, for those who are to take part may never come.
+        Receives that are still posted are withdrawn. Other open works get some seconds to end;
+        then they are aborted on all ranks, with that reason, because their other ranks may never come.
         """
         works = [work for work in self._open if not work.has_ended()] if self.is_open else []
         for work in works:
@@ -200,7 +200,7 @@ class Submission:
 def _own_device(session: Session, options: Any) -> torch.device | None:
     """The GPU that this process has chosen, where its worker offers GPUs; None: what the worker chooses.
 
-    Before PyTorch 2.14 c10d does not tell which GPU a process group is bound to: there CUDA must be in use already.
+    Before PyTorch 2.14 c10d does not say which GPU a process group is bound to: there CUDA must be in use already.
     """
     offers = any("GPU" in device for device in session.devices)
     if not offers:

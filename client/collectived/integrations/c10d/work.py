@@ -25,7 +25,7 @@ from collectived.integrations.futures import (
 from collectived.work import Work, peek_failure
 from collectived_proto.errors import CollectiveError
 
-Finish = Callable[[list[Any]], object]  # what is to be done with the results, once
+Finish = Callable[[list[Any]], object]  # the step to take with the results, once
 _NO_LIMIT = timedelta(0)
 
 
@@ -107,7 +107,7 @@ class PendingWork(dist._Work):  # type: ignore[misc]
         self._finish_events: list[tuple[Any, Any]] = []  # GPUs, and events behind what was done with the results there
         self._error: BaseException | None = None
         self._future: Future | None = None
-        self._claimed = False  # somebody gives the future its value
+        self._claimed = False  # a thread gives the future its value
         self._left = len(self._works)  # of those whose end the future waits for
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
@@ -122,7 +122,7 @@ class PendingWork(dist._Work):  # type: ignore[misc]
             if LOSES_WORKS:
                 keep(self)
             raise dist.DistBackendError(f"[collectived] Timed out waiting: {error}") from error
-        except ValueError as error:  # what came does not fit: of this rank alone
+        except ValueError as error:  # the received value does not fit: an error of this rank alone
             self._error = error
             raise
         with self._lock:
@@ -187,7 +187,7 @@ class PendingWork(dist._Work):  # type: ignore[misc]
             work.cancel()
 
     def _source_rank(self) -> int:
-        """Of a receive: who has sent what it brings; -1 where that is not known yet."""
+        """The sender of the message of a receive; -1 where it is not known yet."""
         source = self._works[0].source
         return -1 if source is None else source
 

@@ -28,7 +28,7 @@ _PACKAGES = {
 
 
 def query_libraries(within: float) -> dict[str, Any]:
-    """What NVML and libnccl say; `trouble` where they say nothing in time."""
+    """Return the answers of NVML and libnccl; `trouble` where they do not answer in time."""
     line = [sys.executable, "-P", "-m", __name__]
     try:
         done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=within)
@@ -109,7 +109,7 @@ def _query_devices(nvml: ctypes.CDLL, count: int) -> Iterator[dict[str, Any]]:
     for index in range(count):
         handle, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
         if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)):
-            continue  # lost, or not ours to see
+            continue  # lost, or hidden from this user
         nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
         name, uuid = _query_text(nvml.nvmlDeviceGetName, handle), _query_text(nvml.nvmlDeviceGetUUID, handle)
         yield {"index": index, "name": name, "uuid": uuid, "memory": memory[0]}

@@ -1,4 +1,7 @@
-"""Interfaces, the way out, and who listens on our ports. Nothing is sent, and nothing is bound."""
+"""Interfaces, the way out, and the processes that listen on the default ports.
+
+Nothing is sent, and nothing is bound.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ PORTS = {  # the defaults; a job of `collectived launch` takes ports that are fr
     9450: "metrics of the coordinator",
     9451: "metrics of a worker",
 }
-# For documentation: nobody is there.
+# Addresses for documentation, at which there is no host.
 _OUTSIDE_ADDRESSES = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
 _DISCARD = 9
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
@@ -28,7 +31,7 @@ _LISTENING = "0A"
 
 
 def probe_network(environment: Mapping[str, str]) -> NetworkFacts:
-    """SSH_CONNECTION of the environment tells the address at which somebody came in by ssh."""
+    """SSH_CONNECTION of the environment has the address at which a user came in by ssh."""
     reached = environment.get("SSH_CONNECTION", "").split()
     return NetworkFacts(
         hostname=socket.gethostname(),
@@ -105,7 +108,7 @@ def _find_owners(inodes: set[str]) -> dict[str, int]:
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     found: dict[str, int] = {}
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # not ours, or gone
+        with contextlib.suppress(OSError):  # a process of another user, or gone
             for descriptor in (process / "fd").iterdir():
                 with contextlib.suppress(OSError):
                     if inode := wanted.get(os.readlink(descriptor)):

@@ -1,4 +1,4 @@
-"""What is installed, what the environment says, and what of ours runs here already."""
+"""Probes of installed software, the environment, and jobs that run here already."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKAGE = "collectived"
 _DAEMON_IMPORTS = "grpc, grpc_health, grpc_status, google.protobuf, ml_dtypes, numpy, collectived_native"
 _IMPORT_PROGRAM = f"import {_DAEMON_IMPORTS}, prometheus_client, collectived_proto.v1.worker_pb2_grpc"
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-# Anything else of ours may be a secret, also one that does not exist yet: of it, only that it is set.
+# Any other variable of collectived may be a secret, also one that does not exist yet: only that it is set is reported.
 _PUBLIC_VARIABLES = frozenset(
     f"COLLECTIVED_{name}"
     for name in ("CONFIG", "COORDINATOR", "GROUP", "JOB", "LABEL", "NCCL", "RESTART", "TIMEOUT", "TRANSPORT", "WORKER")
@@ -83,7 +83,7 @@ def probe_environment(variables: Mapping[str, str]) -> Environment:
 
 def probe_running_jobs(folder: str, variables: Mapping[str, str]) -> tuple[RunningJob, ...]:
     """Ask each job with files in `folder`, which may not exist, and the worker that COLLECTIVED_WORKER names."""
-    from collectived_launcher.status.discovery import Target  # gRPC: nobody else here needs it
+    from collectived_launcher.status.discovery import Target  # gRPC: no other probe needs it
 
     targets = {}
     if named := variables.get("COLLECTIVED_WORKER"):

@@ -1,4 +1,4 @@
-"""The kernel, limits, memory, clock, and the folder of sockets. What is tried is undone at once."""
+"""The kernel, limits, memory, clock, and the folder of sockets. Changes of a trial are undone at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from collectived_launcher.doctor.facts import Clock, Folder, Kernel, LimitFacts,
 from collectived_proto.ipc import arena, job_files
 
 _SO_PEERPIDFD = 77  # Linux 6.5; not named by Python's socket module
-_TIME_ERROR = 5  # of adjtimex: nobody keeps this clock
+_TIME_ERROR = 5  # of adjtimex: no time service keeps this clock
 _CGROUPS, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _TIMEX_BYTES = 512  # bytes, more than the structure has anywhere
 
@@ -39,7 +39,7 @@ def _error_text(attempt: Callable[[], None]) -> str:
         attempt()
     except (OSError, AttributeError) as error:  # the latter: not Linux
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            raise  # it was not tried: descriptors are short, which `limits` tells
+            raise  # it was not tried: descriptors are short, which `limits` reports
         return str(error)
     return ""
 
@@ -80,7 +80,7 @@ def _or_none(limit: int) -> int | None:
 
 
 def _count_tasks_left() -> int | None:
-    """None also where no file can be opened: a process that is out of descriptors must still be told its limit."""
+    """None also where no file can be opened: a process that is out of descriptors must still get its limit."""
     left = []
     with contextlib.suppress(OSError):
         for folder in _control_groups("pids"):
@@ -130,7 +130,7 @@ def _read_number(file: Path) -> int | None:
 
 
 def probe_clock() -> Clock:
-    """Asks the kernel, and changes nothing: of an empty request it only tells."""
+    """Asks the kernel, and changes nothing: for an empty request it only answers."""
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     return Clock(None if state < 0 else state != _TIME_ERROR)
 

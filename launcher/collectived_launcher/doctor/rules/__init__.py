@@ -1,1 +1,1 @@
-"""What to think of facts: each judgement is a pure function from one part of them to findings."""
+"""Rules: each is a pure function from one part of the facts to findings."""

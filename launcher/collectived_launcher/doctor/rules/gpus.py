@@ -77,7 +77,7 @@ def check_nccl(nccl: NcclFacts, gpus: Gpus, software: Software) -> Iterator[Find
 
 
 def pip_command(binding: str, gpus: Gpus, software: Software) -> str:
-    """What installs it, for the CUDA of the driver; an extra of ours where this release has one."""
+    """The command that installs a binding for the driver's CUDA: an extra of collectived where there is one."""
     major = cuda_major(gpus)
     extra = "pynccl" if binding == "pynccl" else f"cuda{major}"
     if extra in software.extras:

@@ -54,7 +54,7 @@ def check_ports(ports: tuple[Port, ...]) -> Iterator[Finding]:
 
 
 def check_measurement(found: PathMeasurement, software: Software) -> Iterator[Finding]:
-    """All that one measuring session tells, in order of the checks."""
+    """The findings of one measuring session, in order of the checks."""
     yield from _check_reach(found)
     if found.peer is not None:
         yield from _check_bandwidth(found)
@@ -102,9 +102,9 @@ def _check_bandwidth(found: PathMeasurement) -> Iterator[Finding]:
 
 
 def check_clock_skew(whose: str, ahead: float, round_trip: float) -> Iterator[Finding]:
-    """`ahead`: seconds of the other clock before ours, known to half of `round_trip`."""
+    """`ahead`: seconds of the other clock before this host's, known to half of `round_trip`."""
     how = "ahead of" if ahead > 0 else "behind"
-    text = f"{whose} clock is {abs(ahead) * 1e3:.1f} ms {how} ours (± {round_trip / 2 * 1e3:.1f} ms)"
+    text = f"{whose} clock is {abs(ahead) * 1e3:.1f} ms {how} that of this host (± {round_trip / 2 * 1e3:.1f} ms)"
     if abs(ahead) - round_trip / 2 > MAX_SKEW_SECONDS:
         yield warning(
             "clock skew",

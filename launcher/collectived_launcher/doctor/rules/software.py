@@ -56,7 +56,7 @@ def check_environment(environment: Environment) -> Iterator[Finding]:
     yield from findings
     if not findings:
         names = ", ".join(sorted(environment.variables))
-        yield ok("environment", f"set: {names}" if names else "no variable of ours is set")
+        yield ok("environment", f"set: {names}" if names else "no variable of collectived is set")
 
 
 def _check_worker(environment: Environment) -> Iterator[Finding]:
@@ -92,7 +92,7 @@ def _check_rank(environment: Environment) -> Iterator[Finding]:
         there, missing = ("WORLD_SIZE", "RANK") if rank is None else ("RANK", "WORLD_SIZE")
         yield warning(
             "environment",
-            f"{there} is set and {missing} is not: join() cannot tell its place",
+            f"{there} is set and {missing} is not: join() cannot find its place",
             f"set both, or unset {there}; `collectived launch` sets both",
         )
     elif not (rank.isdigit() and size.isdigit() and int(rank) < int(size)):
@@ -105,13 +105,13 @@ def _check_rank(environment: Environment) -> Iterator[Finding]:
 
 def check_running_jobs(jobs: tuple[RunningJob, ...], software: Software) -> Iterator[Finding]:
     if not jobs:
-        yield ok("running job", "none of yours runs on this host")
+        yield ok("running job", "you have none running on this host")
     for job in jobs:
         if job.trouble:
             yield warning(
                 "running job",
                 f"{job.name} does not answer: {' '.join(job.trouble.split())}",
-                "look at its output; if it is not yours any more, end its launcher, or unset COLLECTIVED_WORKER",
+                "look at its output; if you do not need it any more, end its launcher, or unset COLLECTIVED_WORKER",
             )
             continue
         yield from _check_releases(job, software)
@@ -119,7 +119,7 @@ def check_running_jobs(jobs: tuple[RunningJob, ...], software: Software) -> Iter
             yield warning(
                 "running job",
                 f"{job.name} answers in part: {'; '.join(job.missing)}",
-                "look at the output of the daemon that does not answer; `collectived status` tells what is known",
+                "look at the output of the daemon that does not answer; `collectived status` shows what is known",
             )
         elif job.round_trip <= SLOW_ANSWER:
             yield from check_clock_skew(f"{job.name}'s", job.ahead, job.round_trip)

@@ -132,13 +132,13 @@ def check_folder(folder: Folder) -> Iterator[Finding]:
             "socket folder",
             f"{folder.path} is too deep: sockets in it have paths of {folder.longest_socket} bytes, the kernel allows "
             f"{MAX_SOCKET_PATH}",
-            "set XDG_RUNTIME_DIR to a folder of yours with a shorter path",
+            "set XDG_RUNTIME_DIR to a folder that you own and that has a shorter path",
         )
     elif folder.owner is None and not folder.parent_writable:
         yield failure(
             "socket folder",
             f"{folder.path} is not there, and you may not make it",
-            "set XDG_RUNTIME_DIR to a folder of yours",
+            "set XDG_RUNTIME_DIR to a folder that you own",
         )
     elif folder.owner is None:
         yield ok("socket folder", f"{folder.path} (made with mode 0700 when it is needed)")
@@ -147,7 +147,7 @@ def check_folder(folder: Folder) -> Iterator[Finding]:
         yield failure(
             "socket folder",
             f"{folder.path} {what} uid {folder.owner}, you are {folder.user}",
-            "have it removed, or set XDG_RUNTIME_DIR to a folder of yours",
+            "have it removed, or set XDG_RUNTIME_DIR to a folder that you own",
         )
     elif folder.mode is not None and folder.mode & 0o077:
         yield failure(
@@ -156,7 +156,7 @@ def check_folder(folder: Folder) -> Iterator[Finding]:
             f"chmod 700 {folder.path}",
         )
     else:
-        yield ok("socket folder", f"{folder.path}, yours alone (mode {folder.mode or 0:04o})")
+        yield ok("socket folder", f"{folder.path}, which only you may enter (mode {folder.mode or 0:04o})")
 
 
 def check_clock(clock: Clock) -> Iterator[Finding]:

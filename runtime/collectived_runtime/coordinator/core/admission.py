@@ -1,4 +1,4 @@
-"""Admission: whether a join may wait in the group that it names, and how those who wait there hear that it may not."""
+"""Admission: whether a join may wait in the group that it names, and news of refusals for the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from collectived_runtime.limits.rejections import Limit, format_limit_error
 
 
 class Rejection(NamedTuple):
-    """Why a join may not wait. `text` is for who asked, `brief` for those who wait; `limit`: the one that is met."""
+    """Why a join may not wait. `text` is for the caller, `brief` for those that wait; `limit`: the one that is met."""
 
     code: Code
     text: str
@@ -39,7 +39,7 @@ def find_rejection(registry: Registry, task: int, ask: JoinAsk, forming: Forming
 
 
 def record_rejection(forming: FormingGroup, join: PendingJoin, why: Rejection) -> bool:
-    """Keep who was refused, and why, for those who wait; the latest few. Whether that is news."""
+    """Keep the latest refused joins, with reasons, for those that wait. Return whether that is news."""
     text = f"{_describe_join(join)}: {why.brief}"
     if forming.rejected.get(join.identity) == text:
         return False
@@ -48,13 +48,13 @@ def record_rejection(forming: FormingGroup, join: PendingJoin, why: Rejection) -
 
 
 def record_withdrawal(forming: FormingGroup, join: PendingJoin, why: str) -> None:
-    """Keep who waits no longer, for those who still do: where all time out together, only who never came is missed."""
+    """Keep processes that wait no longer, for those that do: so a shared timeout blames only those that never came."""
     rank = "" if join.ask.rank is None else f", rank {join.ask.rank}"
     _keep_latest(forming.withdrawn, join.place, f"{_describe_join(join)}{rank}: {why}")
 
 
 def forget_absence(forming: FormingGroup, join: PendingJoin) -> None:
-    """Who was refused, or waited no longer, is here now; or another takes that rank."""
+    """Forget that this process was refused or waited no longer, because it is here now, or another has its rank."""
     forming.rejected.pop(join.identity, None)
     forming.withdrawn.pop(join.place, None)
 
@@ -67,13 +67,15 @@ def _keep_latest(notes: dict[Identity | int, str], key: Identity | int, text: st
 
 
 def describe_absentees(forming: FormingGroup) -> str:
-    """Say who has not come since it tried: `; refused: host a, pid 71: it asked for size 3; was here: …`."""
+    """Name the processes that tried and have not come since: `; refused: host a, pid 71: it asked for size 3; was
+    here: …`.
+    """
     refused = f"; refused: {'; '.join(forming.rejected.values())}" if forming.rejected else ""
     return refused + (f"; was here: {'; '.join(forming.withdrawn.values())}" if forming.withdrawn else "")
 
 
 def _find_flaw(ask: JoinAsk, task: int) -> str:
-    """What is wrong about an ask whoever else waits; '' where nothing is."""
+    """Find what is wrong with a join by itself, without the others that wait; '' where nothing is."""
     low, high = ask.min_size, ask.max_size
     if steering := find_control_character(ask.name):
         return f"names of groups and jobs must have no control characters, got {steering!r}"

@@ -51,14 +51,14 @@ class Coordinator:
 
     Args:
         epoch: milliseconds since 1970 at start, larger than that of any coordinator before.
-        heartbeat_seconds: how often workers are to be heard; lost after two of these.
+        heartbeat_seconds: how often workers must send a heartbeat; lost after two of these.
         stall_seconds: after how long of waiting a group loop reports an instance as pending.
         tune: whether links are measured when a group forms for which no table is stored.
         stored: tables of earlier measurements, by name and shape of the group.
-        link_secret: that nobody else has, for links of workers; empty: the job has a secret.
+        link_secret: known to this job alone, for links of workers; empty: the job has a secret.
 
     Attributes:
-        registry: what is known, for whoever reads it (`status.take_snapshot`); only `step` changes it.
+        registry: what is known, for readers (`status.take_snapshot`); only `step` changes it.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Coordinator:
         return {task: worker.hello.host for task, worker in self.registry.workers.items()}
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Take in one event; what is to be done about it, in order."""
+        """Take in one event, and return the effects of it, in order."""
         return list(self._dispatch(event, now))
 
     def next_deadline(self) -> float | None:

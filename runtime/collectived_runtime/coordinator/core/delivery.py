@@ -24,8 +24,8 @@ def deliver(
     """Send a verdict to all workers of a generation, unless an earlier one covers all that it covers.
 
     One that only says that a rank has left does not: sends and receives between others went on. Without `fault` it only
-    announces that a rank left in order. What reaches further back and is the same failure says the same: ranks hear of
-    it where they stand.
+    announces that a rank left in order. A verdict that reaches further back for the same failure says the same: ranks
+    get it at the instance where they are.
     """
     known = next((one for one in generation.verdicts if _is_same_failure(one, verdict)), None)
     if known is not None and known.code == Code.DEADLINE_EXCEEDED:
@@ -98,5 +98,5 @@ def _create_successor(registry: Registry, generation: GenerationRecord, verdict:
     registry.latest_generations[generation.info.name] = verdict.successor
     before = registry.generations.get(generation.predecessor)
     if before is not None:
-        # Everybody has gone on twice since: nothing of that one can still be running.
+        # All ranks have gone on twice since: nothing of that one can still be running.
         before.departed |= {rank: Departure.MOVED for rank in range(before.info.size) if rank not in before.departed}

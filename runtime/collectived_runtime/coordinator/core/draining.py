@@ -1,10 +1,11 @@
-"""Draining: what runs may finish, nothing new begins, and whoever asked hears what was cut.
+"""Draining: running collectives may finish, new ones are refused, and the caller gets a list of those that were cut.
 
 All ranks of a group must see the same end, so it is found as newcomers are: the coordinator *proposes*, the workers
-*promise* to start nothing for a moment and say how far their ranks have submitted. What any rank has submitted runs,
-and ranks that are still to come may come to it; from the next instance on one verdict refuses everything. It counts as
-orderly: sends and receives go on until the worker ends. Then workers are *ordered* to tell when nothing runs any more,
-or what did not finish in time, which another verdict cuts.
+*promise* to start nothing for a moment and say how far their ranks have submitted. Instances that any rank has
+submitted run, and ranks that are still to come may come to it; from the next instance on one verdict refuses
+everything. It counts as
+orderly: sends and receives go on until the worker ends. Then workers are *ordered* to report when nothing runs any
+more, or the instances that did not finish in time, which another verdict cuts.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def on_retry_timer(registry: Registry, timer: DrainRetry, now: float) -> Iterato
 
 
 def handle_worker_drained(registry: Registry, event: WorkerDrained, now: float) -> Iterator[Effect]:
-    """A worker tells that nothing runs there any more, or what it had to cut."""
+    """A worker reports that nothing runs there any more, or what it had to cut."""
     drain = registry.drains.get(event.request)
     if drain is None or event.task not in drain.pending_workers:
         return
@@ -151,7 +152,7 @@ def handle_worker_loss(registry: Registry, task: int, why: str) -> Iterator[Effe
 
 
 def on_drain_timeout(registry: Registry, timer: DrainTimeout) -> Iterator[Effect]:
-    """Whoever has not answered by now is not waited for."""
+    """Wait no longer for workers that have not answered by now."""
     drain = registry.drains.get(timer.request)
     if drain is not None:
         waited = format_seconds(drain.timeout_seconds + ANSWER_GRACE_SECONDS)
@@ -225,7 +226,7 @@ def _remove_join(registry: Registry, name: str, gone: PendingJoin) -> None:
         registry.discard_unused_key(name)
 
 
-# What runs
+# Running collectives
 
 
 def _propose_drain(registry: Registry, drain: Drain, generation: GenerationRecord, now: float) -> Iterator[Effect]:
@@ -302,7 +303,7 @@ def _send_orders_if_decided(registry: Registry, drain: Drain, now: float) -> Ite
         yield _finish_drain(registry, drain)
 
 
-# What was cut
+# Collectives that were cut
 
 
 def _record_abandoned(
@@ -329,13 +330,13 @@ def _record_abandoned(
 
 
 def _site(generation: GenerationRecord, instance: int) -> str:
-    """A source line of those who wait in it, where some have told."""
+    """A source line of ranks that wait in it, where one is known."""
     evidence = generation.evidence.get(instance)
     return next((known.site for known in evidence.positions.values() if known.site), "") if evidence else ""
 
 
 def _missing(generation: GenerationRecord, cut: AbandonedCollective) -> tuple[int, ...]:
-    """Ranks that have not come, where everybody has been asked; else what the worker that tells knows of its own."""
+    """Ranks that have not come, where all workers have answered; else those of the reporting worker."""
     if cut.instance not in generation.evidence:
         return cut.missing
     ranks = range(generation.info.size)

@@ -1,4 +1,4 @@
-"""What the coordinator's core hears and what it wants done, as frozen values.
+"""The events and effects of the coordinator's core, as frozen values.
 
 An *event* is something that happened: a worker came, went or spoke, or time passed. An *effect* is something the shell
 is to do about it: send a *message* to a worker, write a log line, break a stream, end the process. Messages are values
@@ -160,7 +160,7 @@ class LinkMeasured:
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """A worker starts nothing from this instance on until it hears how many newcomers there are."""
+    """A worker starts nothing from this instance on until it gets the number of newcomers."""
 
     task: int
     proposal: int
@@ -183,7 +183,7 @@ class AbandonedCollective:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """Somebody wants this worker, all workers of a host, or a group drained; `request` names it in the answer."""
+    """A request to drain this worker, all workers of a host, or a group; `request` names it in the answer."""
 
     request: int
     timeout_seconds: float
@@ -281,7 +281,7 @@ class MeasureLink:
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """ "Promise to start nothing from some instance on, and tell me from which." """
+    """ "Promise to start nothing from some instance on, and answer with that instance." """
 
     key: int
     generation: int
@@ -301,7 +301,7 @@ class WaitingCount:
 
 @dataclass(frozen=True, slots=True)
 class DrainOrder:
-    """ "Tell me when nothing runs any more in these generations." `leave`: it is about that whole worker."""
+    """ "Report when nothing runs any more in these generations." `leave`: it is about that whole worker."""
 
     request: int
     timeout_seconds: float
@@ -335,7 +335,7 @@ class SendToWorker:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A line of the log; `verdict` where it tells of a failure."""
+    """A line of the log; `verdict` where it reports a failure."""
 
     level: Level
     text: str
@@ -369,7 +369,7 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class DrainDone:
-    """What came of a drain; `error`: there was nobody to drain."""
+    """The outcome of a drain; `error`: there was no worker or group to drain."""
 
     request: int
     workers: tuple[int, ...] = ()

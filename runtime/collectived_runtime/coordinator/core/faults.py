@@ -1,6 +1,6 @@
 """Faults: what group loops report of ranks, sends and receives, and the verdict that follows at once.
 
-What they report of an instance is asked about first: `inquiries`.
+A report about an instance leads to questions first: `inquiries`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def handle_report(registry: Registry, event: FaultReported, now: float) -> Itera
     if generation is None:
         yield from _answer_unknown_generation(task, report)
     elif generation.awaited_workers:
-        # After a restart somebody may still bring a verdict that the earlier coordinator gave.
+        # After a restart a worker may still bring a verdict that the earlier coordinator gave.
         generation.deferred_reports.append(event)
     elif task not in generation.ranks_by_worker or (
         report.kind in (*_RANK_REPORTS, *_P2P_REPORTS) and report.rank not in generation.ranks_by_worker[task]
@@ -92,7 +92,7 @@ def _handle_rank_report(
             yield from _mark_rank_left(registry, generation, rank, last, now)
         case ReportKind.ABORT:
             decision = decisions.judge_abort(generation.member(rank, now), report.text, report.cause)
-            # A rank that gives up because it has not heard of a failure yet is no second failure.
+            # A rank that gives up because a failure has not reached it yet is no second failure.
             if is_uncovered(generation, max(last, 0)):
                 yield from deliver(registry, generation, verdicts.make_verdict(generation, decision, 0, now), now)
             successor = registry.get_successor(generation)
@@ -108,7 +108,7 @@ def _handle_rank_report(
 def _handle_p2p_report(
     registry: Registry, generation: GenerationRecord, task: int, report: Report, now: float
 ) -> Iterator[Effect]:
-    """A send or recv waits: too long, or for a rank of whose departure that worker has not heard."""
+    """A send or recv waits: too long, or for a rank whose departure that worker does not know."""
     if report.kind is not ReportKind.UNANSWERED:
         yield from deliver(registry, generation, verdicts.judge_p2p(generation, report, now), now)
     elif report.peer in generation.departed:
@@ -117,7 +117,7 @@ def _handle_p2p_report(
         gone = verdicts.make_verdict(generation, decision, start, now)
         yield SendToWorker(task, replace(gone, orderly=True))
     else:
-        # Of a rank that has said goodbye a worker asks at once, and may be quicker than what that rank's own tells.
+        # A worker may ask about a rank that has said goodbye before the report of that rank's own worker has come.
         level: Level = "warning" if report.timeout_seconds and not generation.idle else "debug"
         yield Log(level, verdicts.p2p_wait_warning(generation, report, now))
 

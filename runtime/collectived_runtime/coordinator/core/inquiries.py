@@ -1,8 +1,8 @@
-"""Inquiries: how far everybody is at an instance that waits, has expired or differs, and what follows.
+"""Inquiries: how far all ranks are at an instance that waits, has expired or differs, and the verdict.
 
 An *inquiry* asks the workers of a generation how far their ranks are at one instance; it ends when all have answered
-or after 80 ms, and then the instance is *judged*, earlier ones first. That NCCL failed does not say who is at fault:
-there it goes on for as long as somebody is silent and may yet be found to be lost.
+or after 80 ms, and then the instance is *judged*, earlier ones first. A failure of NCCL does not name a culprit:
+there the inquiry goes on while a worker is silent and may yet be found to be lost.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def handle_instance_report(
 ) -> Iterator[Effect]:
     known = generation.find_verdict(report.instance)
     if known is not None:
-        # The reporter has not heard of it yet; and a departure in order that somebody runs into is a fault after all.
+        # The verdict has not reached the reporter yet. A departure in order of a rank that others wait for is a fault
+        # after all.
         yield SendToWorker(task, known)
         yield from record(registry, generation, known, now)
         return
@@ -61,7 +62,7 @@ def handle_instance_report(
         else _find_inquiry(registry, generation, report.instance, peer)
     )
     if inquiry is None and report.kind is ReportKind.PENDING and evidence.warned_after_seconds:
-        # Everybody has been asked already; what this worker adds is compared with what is known.
+        # All workers have been asked already; the report of this worker is compared with what is known.
         known_so_far = Inquiry(0, report.generation, report.instance, report.kind, set())
         if (
             not _is_warning_due(registry, evidence, now)
@@ -129,7 +130,7 @@ def _find_inquiry(registry: Registry, generation: GenerationRecord, instance: in
 
 
 def _find_native_inquiry(registry: Registry, generation: GenerationRecord) -> Inquiry | None:
-    """What is asked since NCCL failed, once for all instances of which that is reported."""
+    """The inquiry since NCCL failed. There is one for all instances with such a report."""
     number = generation.info.generation
     return next((i for i in registry.inquiries.values() if (i.generation, i.kind) == (number, ReportKind.NATIVE)), None)
 
@@ -168,7 +169,7 @@ def handle_query_answer(registry: Registry, event: QueryAnswered, now: float) ->
 
 
 def _judge_or_wait(registry: Registry, inquiry: Inquiry, now: float) -> Iterator[Effect]:
-    """All have answered: judged, unless more is to come: ranks that decide who the majority is, or who is lost."""
+    """Judge after all have answered, unless ranks that decide the majority, or a loss, are still to come."""
     generation = registry.generations[inquiry.generation]
     if now >= inquiry.deadline:
         yield from _judge(registry, inquiry, now)
@@ -211,7 +212,7 @@ def resend_queries(registry: Registry, task: int) -> Iterator[Effect]:
 def discard_departed_worker(
     registry: Registry, generation: GenerationRecord, task: int, now: float
 ) -> Iterator[Effect]:
-    """A rank has told that it goes: a worker without any other may have no group loop left that answers."""
+    """A rank has announced that it leaves. A worker without any other rank may have no group loop left that answers."""
     inquiry = _find_native_inquiry(registry, generation)
     if inquiry is not None and task in inquiry.pending_workers and not generation.active_ranks(task):
         inquiry.pending_workers.discard(task)
@@ -220,7 +221,7 @@ def discard_departed_worker(
 
 
 def on_inquiry_retry(registry: Registry, query: int, now: float) -> Iterator[Effect]:
-    """Ask everybody again, in case the missing ranks have come."""
+    """Ask all workers again, in case the missing ranks have come."""
     inquiry = registry.inquiries.get(query)
     if inquiry is not None and inquiry.kind is ReportKind.NATIVE and not inquiry.pending_workers:
         yield from _judge_or_wait(registry, inquiry, now)
@@ -231,7 +232,7 @@ def on_inquiry_retry(registry: Registry, query: int, now: float) -> Iterator[Eff
 
 
 def on_inquiry_timeout(registry: Registry, query: int, now: float) -> Iterator[Effect]:
-    """Somebody did not answer in time: judged by what is known."""
+    """A worker did not answer in time: judge by what is known."""
     if query in registry.inquiries:
         yield from _judge(registry, registry.inquiries[query], now)
 
@@ -249,7 +250,7 @@ def _judge(registry: Registry, inquiry: Inquiry, now: float) -> Iterator[Effect]
     generation = registry.generations[inquiry.generation]
     native = _find_native_inquiry(registry, generation)
     if inquiry.kind is ReportKind.EXPIRED and native is not None and native.instance <= inquiry.instance:
-        # It could not have completed, whoever came: the deadline only ends the search for somebody who is lost.
+        # It could not have completed even with all ranks: the deadline only ends the search for a lost rank.
         yield from _judge(registry, native, now)
         return
     evidence = _get_or_create_evidence(generation, inquiry.instance, now)

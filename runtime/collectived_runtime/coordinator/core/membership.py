@@ -65,7 +65,7 @@ def handle_attach(registry: Registry, event: WorkerAttached, now: float) -> Iter
     if old and old.hello.incarnation != hello.incarnation:
         if old.connected:
             why = (
-                f"{hello} is refused: {old.hello} is attached and was heard "
+                f"{hello} is refused: {old.hello} is attached and last reported "
                 f"{format_seconds(now - old.last_seen_at)} ago; "
                 "give each worker its own task number, or wait until the other one has ended"
             )
@@ -88,9 +88,9 @@ def handle_attach(registry: Registry, event: WorkerAttached, now: float) -> Iter
 
 
 def _adopt_link_secret(registry: Registry, hello: WorkerHello) -> str:
-    """What a worker's links are proved with where the job has no secret.
+    """The secret with which a worker's links are proved where the job has none.
 
-    Whoever attaches first after a restart brings what an earlier coordinator gave, so that groups which run still dial.
+    The first worker after a restart brings the one that an earlier coordinator gave, so that running groups still dial.
     """
     if not registry.link_secret_given and len(hello.link_secret) == len(registry.link_secret):
         registry.link_secret = hello.link_secret
@@ -116,7 +116,7 @@ def handle_detach(registry: Registry, event: WorkerDetached, now: float) -> Iter
 
 
 def on_worker_timeout(registry: Registry, timer: WorkerTimeout, now: float) -> Iterator[Effect]:
-    """Declare a worker lost that was to be heard by now."""
+    """Declare a worker lost that has sent no heartbeat in time."""
     worker = registry.workers.get(timer.task)
     if worker is None or worker.hello.incarnation != timer.incarnation:
         return
@@ -124,7 +124,7 @@ def on_worker_timeout(registry: Registry, timer: WorkerTimeout, now: float) -> I
     if due > now:
         registry.add_timer(due, timer)
     else:
-        how = "not been heard" if worker.connected else "been disconnected"
+        how = "sent no heartbeat" if worker.connected else "been disconnected"
         yield from remove_worker(
             registry, timer.task, f"worker {timer.task} has {how} for {format_seconds(registry.worker_timeout)}", now
         )
@@ -189,7 +189,7 @@ def _adopt_all(registry: Registry, event: WorkerAttached, now: float) -> Iterato
 
 
 def _resend_join_answers(registry: Registry, hello: WorkerHello, listed: frozenset[int]) -> Iterator[Effect]:
-    """Send answers to joins again that were sent while nobody listened."""
+    """Send answers to joins again that were sent while the worker was away."""
     for (task, request), number in list(registry.generation_by_join.items()):
         generation = registry.generations[number]
         if task != hello.task or number in listed or generation.is_over:
@@ -236,7 +236,7 @@ def _restore_generation(registry: Registry, item: AttachedGroup, now: float) -> 
 def _compare_verdicts(
     registry: Registry, generation: GenerationRecord, task: int, brought: tuple[Verdict, ...], now: float
 ) -> Iterator[Effect]:
-    """Adopts what the worker knows and we do not, and tells it what we know and it does not."""
+    """Adopt verdicts that only the worker knows, and send it those that only the coordinator knows."""
     known = list(generation.verdicts)
     for verdict in sorted(brought, key=lambda verdict: -verdict.from_instance):
         if generation.find_verdict(verdict.from_instance) is not None:
@@ -259,7 +259,7 @@ def _compare_verdicts(
 
 
 def on_reattach_timeout(registry: Registry, number: int, now: float) -> Iterator[Effect]:
-    """Two heartbeat intervals have passed since a generation was adopted: who is not back is lost."""
+    """Two heartbeat intervals have passed since a generation was adopted: a worker that is not back is lost."""
     generation = registry.generations.get(number)
     if generation is not None and generation.awaited_workers:
         generation.absent_workers |= generation.awaited_workers
@@ -268,7 +268,7 @@ def on_reattach_timeout(registry: Registry, number: int, now: float) -> Iterator
 
 
 def _resume_if_complete(registry: Registry, generation: GenerationRecord, now: float) -> Iterator[Effect]:
-    """Once everybody is back, or will not come: what was reported meanwhile is heard now."""
+    """Once all workers are back, or will not come, handle the reports that came meanwhile."""
     if generation.awaited_workers:
         return
     if generation.absent_workers:

@@ -1,9 +1,9 @@
-"""What the coordinator knows: workers, groups that form, generations that run, questions that are open.
+"""The knowledge of the coordinator: workers, groups that form, generations that run, questions that are open.
 
 A *generation* is one complete incarnation of a group. A rank has *departed* when it left, was lost or joined again
 elsewhere. *Evidence* is what is known about the ranks at one instance that waits, expired or differs. A generation is
-*over* when it has failed or everybody has departed; the last of these are kept so that late reporters get their
-verdict. Everything here is data; what happens to it is decided in `membership`, `rendezvous` and `faults`.
+*over* when it has failed or all ranks have departed; the last of these are kept so that late reporters get their
+verdict. Everything here is data; it is changed by `membership`, `rendezvous` and `faults`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MEMBER_BYTES = 1000  # of a member, its progress and what a verdict says of it,
 MAX_EVIDENCE = 64
 INQUIRY_SECONDS = 0.08  # less than workers wait before they decide alone: what it knows goes before that
 REFUSED_INQUIRY_SECONDS = 0.8  # the same where a link cannot be had: a worker that is only busy is not to be blamed
-INQUIRY_RETRY_SECONDS = 0.01  # while ranks that are still to come decide who the majority is
+INQUIRY_RETRY_SECONDS = 0.01  # while ranks that are still to come decide the majority
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class WorkerRecord:
     connected: bool = True
     synced_at: float = -math.inf  # when its heartbeats last left nothing unsaid about where its ranks stand
     draining: bool = False  # it takes no new ranks
-    drained: bool = False  # it has told that nothing runs there any more
+    drained: bool = False  # it has reported that nothing runs there any more
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class PendingJoin:
 
     @property
     def place(self) -> Identity | int:
-        """The rank that was asked for, else who asked."""
+        """The rank that was asked for, else the process that asked."""
         return self.identity if self.ask.rank is None else self.ask.rank
 
 
@@ -97,8 +97,8 @@ class FormingGroup:
     joins_by_rank: dict[int, PendingJoin] = field(default_factory=dict)  # by the rank asked for
     previous_ranks: dict[Identity, int] = field(default_factory=dict)  # ranks of the previous generation not here yet
     worker_by_versions: dict[VersionRange, int] = field(default_factory=dict)  # one of those that wait, for each
-    rejected: dict[Identity | int, str] = field(default_factory=dict)  # who tried to join lately, and could not; why
-    withdrawn: dict[Identity | int, str] = field(default_factory=dict)  # who was here lately, and waits no longer; why
+    rejected: dict[Identity | int, str] = field(default_factory=dict)  # processes that were refused lately; why
+    withdrawn: dict[Identity | int, str] = field(default_factory=dict)  # processes that lately stopped waiting; why
     complete_at: float | None = None  # elastic: when the settling ends
     progress_sent_at: float | None = None
     is_progress_armed: bool = False  # a timer for the next progress is armed
@@ -112,7 +112,7 @@ class Departure(enum.Enum):
 
 @dataclass(slots=True)
 class ReportedProgress:
-    """Where a rank stands, and when that was heard; `worker` where a heartbeat of that one has said so."""
+    """The position of a rank, and when its report came; `worker`: the one whose heartbeat reported it, or None."""
 
     position: RankPosition
     received_at: float
@@ -125,7 +125,7 @@ class ReportedProgress:
 
 @dataclass(slots=True)
 class WaitStats:
-    """How long a rank has waited for others, as its heartbeats tell; `mean`: seconds per collective of late."""
+    """How long a rank has waited for others, as its heartbeats report; `mean`: seconds per collective of late."""
 
     waits: int = 0
     waited_seconds: float = 0.0
@@ -135,10 +135,10 @@ class WaitStats:
 
 @dataclass(slots=True)
 class Evidence:
-    """What is known about one instance.
+    """The knowledge about one instance.
 
     Attributes:
-        warned_after_seconds: of waiting, when everybody was last asked and it was logged.
+        warned_after_seconds: of waiting, when all workers were last asked and it was logged.
         warned_of: the missing ranks that the latest warning named.
     """
 
@@ -150,11 +150,11 @@ class Evidence:
 
 @dataclass(slots=True)
 class GenerationRecord:
-    """What the coordinator knows of one generation of a group, until it is over."""
+    """The coordinator's record of one generation of a group, until it is over."""
 
     info: GroupInfo
     peers: tuple[Peer, ...] = ()
-    table: tuple[Tier, ...] = ()  # what AUTO chooses
+    table: tuple[Tier, ...] = ()  # the choices of AUTO
     requests: dict[tuple[int, str], int] = field(default_factory=dict)
     ranks_by_worker: dict[int, tuple[int, ...]] = field(default_factory=dict)  # by task
     progress: dict[int, ReportedProgress] = field(default_factory=dict)
@@ -168,7 +168,7 @@ class GenerationRecord:
     first_instance: int = 0  # beyond those of its predecessor
     idle: bool = False  # waiting is normal here: no warnings
     last_instances: tuple[int, ...] = ()  # by rank, what it had finished in an earlier generation; (): nothing known
-    waiting_count: int = 0  # who wait to join, as the ranks have been told
+    waiting_count: int = 0  # processes that wait to join, as the ranks know
     proposal: int = 0  # under way, about the number of newcomers
     drained_from: int | None = None  # it is drained: nothing begins from this instance on
     evidence: dict[int, Evidence] = field(default_factory=dict)
@@ -250,7 +250,7 @@ class GenerationRecord:
         now: float,
         worker: WorkerRecord | None = None,
     ) -> None:
-        """Take over what a worker says about its own ranks; what it says about others is not believed.
+        """Take over a worker's report about its own ranks. Its words about other ranks are not believed.
 
         `worker`: where its heartbeat says so, which it does in its own time.
         """
@@ -265,15 +265,17 @@ class GenerationRecord:
                 self.evidence[instance].positions[position.rank] = position
 
     def update_last_submitted(self, rank: int, last: int, now: float) -> None:
-        """Take over the last instance that a rank submitted, where its position has not been told."""
+        """Take over the last instance that a rank submitted, where its position has not been reported."""
         if self.last_submitted(rank) < last:
             standing = self.progress.get(rank)
             position = standing.position if standing else RankPosition(rank)
             self.progress[rank] = ReportedProgress(replace(position, submitted=last, last_op="", last_site=""), now)
 
     def record_submissions(self, rank: int, submissions: Iterable[Submission]) -> None:
-        """Keep what a rank that has gone had submitted last: its group loop may be gone too when somebody finds out
-        that it differs."""
+        """Keep the last submissions of a rank that has gone.
+
+        Its group loop may be gone too when another rank finds out that it differs.
+        """
         for one in submissions:
             told = (one.op, one.site, one.contract, one.collective)
             position = RankPosition(rank, one.instance, -1, one.op, one.site, 0.0, True, *told)
@@ -290,14 +292,14 @@ class Inquiry:
     generation: int
     instance: int
     kind: ReportKind
-    pending_workers: set[int]  # who has not answered
+    pending_workers: set[int]  # those that have not answered
     timeout_seconds: float = 0.0
     text: str = ""
     peer: int = -1  # LINK: the worker whose link broke
     reporter: int = -1  # LINK: the worker at its other end, which says so
     is_refused: bool = False  # LINK: there never was one, and `reporter` does not say that `peer` is gone
     deadline: float = 0.0  # judged then, whatever is known
-    native_errors: dict[int, str] = field(default_factory=dict)  # what NCCL said, by worker, in the order of reports
+    native_errors: dict[int, str] = field(default_factory=dict)  # messages of NCCL, by worker, in the order of reports
 
 
 @dataclass(slots=True)
@@ -312,7 +314,7 @@ class Proposal:
 
 @dataclass(slots=True)
 class Drain:
-    """A drain under way: of workers, or of a group. `pending_workers`: workers that have not told what came of it."""
+    """A drain under way: of workers, or of a group. `pending_workers`: workers that have not reported the outcome."""
 
     request: int
     target: str
@@ -343,7 +345,7 @@ class Failure:
 
 @dataclass(slots=True)
 class Counts:
-    """What has happened since this coordinator started, in numbers that only grow.
+    """The counts of events since this coordinator started. They only grow.
 
     Attributes:
         heartbeats: of all workers.
@@ -439,7 +441,7 @@ class Registry:
             self._discard_generation(oldest)
 
     def record_failure(self, verdict: Verdict, now: float) -> None:
-        """Keep it for people: of a group with thousands of ranks not each is told again with each of its failures."""
+        """Keep it for people. For a group with thousands of ranks not each rank is kept with each failure."""
         missing, differing = verdict.missing[:MAX_FAILURE_MEMBERS], verdict.differing[:MAX_FAILURE_MEMBERS]
         members = verdict.members if len(verdict.members) <= MAX_FAILURE_MEMBERS else ()
         shortened = replace(verdict, missing=missing, differing=differing, members=members)

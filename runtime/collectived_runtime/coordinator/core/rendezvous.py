@@ -5,10 +5,10 @@ where it is elastic, when it has *settled*: some seconds after the smallest size
 
 Completion: what follows when all ranks of a generation are here.
 
-Its table is the one stored for groups of that name and shape, or is made from the topology; then the ranks are told.
+Its table is the one stored for groups of that name and shape, or is made from the topology; then the ranks get it.
 With `--tune`, where nothing is stored, the links are measured before that: each worker is asked about its link to the
-next one in the circle of the group, so that every link of the circle is heard of in both its directions by somebody.
-The worst of the answers makes the table. It is one table for all, whatever each of them has measured.
+next one in the circle of the group, so that some worker reports every link of the circle in each of its directions.
+The worst of the answers makes the table. It is one table for all, even if their measurements differ.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ from collectived_runtime.coordinator.core.verdicts import (
     progress_text,
 )
 
-# While few wait, everybody hears of every arrival at once; among many, which would be quadratic, at most this often.
+# While few wait, each gets news of every arrival at once. Among many that would be quadratic, so news are less
+# frequent.
 MAX_IMMEDIATE_UPDATES = 32
 PROGRESS_INTERVAL_SECONDS = 0.5
 PREVIOUS_POLL_SECONDS = 0.25  # whether the generation before has ended
@@ -104,7 +105,7 @@ def handle_join(registry: Registry, task: int, ask: JoinAsk, now: float) -> Iter
 
 
 def _reject(registry: Registry, join: PendingJoin, why: Rejection, now: float) -> Iterator[Effect]:
-    """Tell a rank-to-be that it cannot join, and those who wait that it has tried: they may wait for it."""
+    """Refuse the join of a process, and report that to those that wait: they may wait for it."""
     registry.counts.refused += 1
     if why.limit is not None:
         registry.counts.limited[why.limit] = registry.counts.limited.get(why.limit, 0) + 1
@@ -147,7 +148,7 @@ def _arm_settle_timer(registry: Registry, forming: FormingGroup, now: float) -> 
 
 
 def on_settle_timeout(registry: Registry, timer: SettleTimeout, now: float) -> Iterator[Effect]:
-    """An elastic group that has its smallest size starts with whoever is here, but not beside one that still runs.
+    """Start an elastic group of its smallest size with the ranks that are here, but not beside a running one.
 
     Newcomers wait for the ranks of that one to end it and to come too.
     """
@@ -173,7 +174,7 @@ def _is_previous_running(registry: Registry, forming: FormingGroup) -> bool:
 
 
 def on_progress_timer(registry: Registry, name: str, now: float) -> Iterator[Effect]:
-    """Tell everybody who waits; the timer for this was armed while many arrived at once."""
+    """Send progress to all that wait. The timer for this was armed while many arrived at once."""
     forming = registry.forming.get(name)
     if forming and forming.is_progress_armed:
         forming.is_progress_armed = False
@@ -218,7 +219,7 @@ def _announce_join(registry: Registry, forming: FormingGroup, newcomer: PendingJ
 
 
 def _announce(registry: Registry, forming: FormingGroup, now: float) -> Iterator[Effect]:
-    """Tell those who wait what is new: at once where they are few, else soon."""
+    """Send news to those that wait: at once where they are few, else soon."""
     if len(forming.pending_joins) <= MAX_IMMEDIATE_UPDATES:
         yield from _broadcast_progress(registry, forming, now)
     elif not forming.is_progress_armed:
@@ -309,7 +310,7 @@ def _peers(registry: Registry, members: tuple[Member, ...]) -> tuple[Peer, ...]:
 
 
 def _mark_rejoined(registry: Registry, members: tuple[Member, ...], name: str) -> None:
-    """Who joined again after a failure has departed from the generations that failed."""
+    """Note that members that joined again after a failure have departed from the generations that failed."""
     here = {identity(member) for member in members}
     for generation in list(registry.generations.values()):
         if generation.info.name != name or not generation.failed:
@@ -321,7 +322,7 @@ def _mark_rejoined(registry: Registry, members: tuple[Member, ...], name: str) -
 
 
 def finish_rendezvous(registry: Registry, generation: GenerationRecord, now: float) -> Iterator[Effect]:
-    """All ranks are here: they are told, or their links are measured first."""
+    """All ranks are here: announce the generation, or have their links measured first."""
     known = registry.stored_tables.get(table_name(generation))
     if known is None and registry.tune and len(generation.peers) > 1:
         yield from _start_measurement(registry, generation, now)
@@ -347,7 +348,7 @@ def resend_join_answer(registry: Registry, task: int, request: str) -> Iterator[
 
 
 def handle_measurement(registry: Registry, event: LinkMeasured) -> Iterator[Effect]:
-    """A worker tells what a link is like; the last answer makes the table."""
+    """A worker reports a measured link. The last answer makes the table."""
     measurement = registry.measurements.get(event.generation)
     if measurement is None or (event.task, event.peer) not in measurement.links:
         return

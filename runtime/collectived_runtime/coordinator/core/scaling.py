@@ -1,7 +1,7 @@
 """Newcomers: how many wait to join a group that runs, so that its ranks can make room for them.
 
 All ranks must see the number change after the same instance, or they would part. So the coordinator *proposes*: each
-worker *promises* to start nothing from some instance on until it hears more, and answers with that instance; the
+worker *promises* to start nothing from some instance on until more messages come, and answers with that instance; the
 highest of the answers is where the number changes, for all. A proposal that is not answered in time is withdrawn.
 """
 
@@ -27,7 +27,7 @@ RETRY_SECONDS = 1.0  # after a proposal that was withdrawn
 
 
 def propose_waiting_count(registry: Registry, name: str, now: float) -> Iterator[Effect]:
-    """Somebody came or went who waits for the next generation of a group."""
+    """The number of processes that wait for the next generation of a group has changed."""
     generation = registry.generations.get(registry.latest_generations.get(name, 0))
     if (
         generation is None
@@ -51,7 +51,7 @@ def propose_waiting_count(registry: Registry, name: str, now: float) -> Iterator
 
 
 def count_waiting(generation: GenerationRecord, forming: FormingGroup | None) -> int:
-    """How many wait who are not ranks of this generation."""
+    """The number of waiting processes that are not ranks of this generation."""
     if forming is None:
         return 0
     here = {identity(member) for member in generation.info.members if member.rank not in generation.departed}

@@ -1,9 +1,9 @@
-"""Who comes last: how much later than the earliest of its group a rank submits, on average.
+"""Stragglers: how much later than the earliest of its group a rank submits, on average.
 
 No clocks are compared. In a collective in which every rank waits for all others they are all through at about the same
-moment, so whoever waits a second less than another has come a second later. Heartbeats tell how long each rank has
-waited in all; what one rank waits per collective less than the rank that waits most is its lateness. A rank for which
-others wait right now is late by at least as long as they have waited.
+moment, so a rank that waits a second less than another has come a second later. Heartbeats report how long each rank
+has waited in all. The lateness of a rank is the time per collective that it waits less than the rank that waits most. A
+rank for which others wait right now is late by at least as long as they have waited.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from collectived_proto.types import RankPosition, unscoped_name
 from collectived_runtime.coordinator.core.registry import GenerationRecord, Registry, WaitStats
 
-MAX_STRAGGLERS = 32  # ranks that are told of
-FRESH_HEARTBEATS = 3.0  # for so long what a rank has told says something about it
+MAX_STRAGGLERS = 32  # ranks that are reported
+FRESH_HEARTBEATS = 3.0  # for so long a rank's report says something about it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the coordinator looks at when its time comes. A timer that no longer applies is passed over."""
+"""The actions of the coordinator when a timer is due. A timer that no longer applies is ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What AUTO chooses in a generation: one table, made here from the topology, so that all workers choose alike."""
+"""The choices of AUTO in a generation: one table, made here from the topology, so that all workers choose alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNMEASURED = Model(LinkClass(30e-6, 4e8))
 """Links of which nothing is known: about the geometric mean of 1 and 10 Gbit/s."""
 CANDIDATES = ("tree", "halving_doubling", "ring", "shuffle")
 COLLECTED_BYTES = 512 << 10
-"""One shot keeps what everybody sent apart until it folds: worth it only while that stays in the cache."""
+"""One shot keeps the parts of all senders apart until it folds: worth it only while that stays in the cache."""
 ONE_SHOT_BYTES = 64 << 10
 """Vectors so small go by one shot on any number of workers for which the model finds it the fastest."""
 
@@ -42,7 +42,10 @@ def measure_crowd(workers: Iterable[WorkerHello]) -> float:
 
 
 def _measure_machine(workers: Sequence[WorkerHello]) -> float:
-    """What each may use is taken for its own where the machine has that many, else for the same processors."""
+    """Return how crowded a machine is.
+
+    If it has too few processors for all workers, they are taken to share the same ones.
+    """
     shares = [worker.processors for worker in workers]
     is_own = sum(shares) <= max(worker.machine_processors for worker in workers)
     return 1 / min(shares) if is_own else len(shares) / max(shares)
@@ -86,7 +89,7 @@ def _merge_rows(rows: Sequence[Row]) -> list[Row]:
 def worst_case_model(links: Sequence[LinkMeasured]) -> Model:
     """The highest latency and the lowest bandwidth of these links, for a ring is as fast as its slowest link.
 
-    What was measured is what one connection reaches. Without any link, `UNMEASURED`.
+    Measurements are those of one connection. Without any link, `UNMEASURED`.
     """
     if not links:
         return UNMEASURED

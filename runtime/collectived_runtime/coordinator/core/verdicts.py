@@ -58,7 +58,7 @@ def make_verdict(
 def find_first_running(generation: GenerationRecord, from_instance: int) -> int:
     """The first instance from there on that some rank is known to have submitted and not finished; -1: none.
 
-    What a heartbeat has told of an instance says only that it ran then.
+    A heartbeat's report of an instance says only that it ran then.
     """
     reported = [standing.position for standing in generation.progress.values() if standing.worker is None]
     least = max(from_instance, generation.first_instance)
@@ -71,13 +71,13 @@ def find_first_running(generation: GenerationRecord, from_instance: int) -> int:
 
 
 def _is_pending(generation: GenerationRecord, instance: int) -> bool:
-    """Whether somebody was asked about an instance and had not finished it."""
+    """Whether some rank had come to an instance, by its answer, and not finished it."""
     positions = generation.evidence[instance].positions.values()
     return any((position.arrived or position.contract) and position.finished < instance for position in positions)
 
 
 def describe_operation(generation: GenerationRecord, instance: int) -> str:
-    """What an instance is, where anybody who submitted it, or was about to, has told: `all_reduce(sum)`."""
+    """The operation of an instance, where a rank that submitted it, or was about to, is known: `all_reduce(sum)`."""
     evidence = generation.evidence.get(instance)
     told = (position.op for position in evidence.positions.values()) if evidence else iter(())
     last = (s.position.last_op for s in generation.progress.values() if s.position.submitted == instance >= 0)
@@ -85,7 +85,7 @@ def describe_operation(generation: GenerationRecord, instance: int) -> str:
 
 
 def judge(generation: GenerationRecord, inquiry: Inquiry, silent: Mapping[int, str], now: float) -> Verdict | None:
-    """What follows from the answers; None where nothing has failed.
+    """Judge by the answers; None where nothing has failed.
 
     Contracts that differ are the cause wherever they are known, for then waiting longer does not help.
     """
@@ -100,7 +100,7 @@ def judge(generation: GenerationRecord, inquiry: Inquiry, silent: Mapping[int, s
 
 
 def is_majority_undecided(generation: GenerationRecord, instance: int) -> bool:
-    """Whether ranks that have not come decide who differs from most."""
+    """Whether ranks that have not come decide which ranks differ from most."""
     evidence = generation.evidence.get(instance)
     positions = evidence.positions if evidence else {}
     known = {rank: position for rank, position in positions.items() if position.contract}
@@ -158,11 +158,12 @@ def _judge_expiry(
     ranks = range(generation.info.size)
     if all(generation.last_finished(rank) >= inquiry.instance for rank in ranks):
         return None  # it was complete before the answers came
-    # Who is missing because it still waits in an earlier instance hears the same verdict: it covers that one too.
+    # A rank that is missing because it still waits in an earlier instance gets the same verdict: it covers that one
+    # too.
     standings = [(generation.last_submitted(rank), generation.last_finished(rank)) for rank in ranks]
     waited_in = [finished + 1 for submitted, finished in standings if finished < submitted < inquiry.instance]
     first = max(generation.first_instance, min([inquiry.instance, *waited_in]))
-    # Where it waits for another one, who has not come to that either, it is not to blame.
+    # Where it waits for another rank, which has not come to that either, it is not to blame.
     blocked = any(submitted < first for submitted, _ in standings)
     instance = first if blocked else inquiry.instance
     missing = [rank for rank in ranks if not generation.has_submitted(rank, instance)]
@@ -177,7 +178,7 @@ def _judge_expiry(
 
 
 def judge_p2p(generation: GenerationRecord, report: Report, now: float) -> Verdict:
-    """A send or recv whose other end did not come in time, or messages that nobody asks for."""
+    """A send or recv whose other end did not come in time, or messages that no recv asks for."""
     member, peer = generation.member(report.rank, now), _peer_rank(generation, report)
     if report.kind is ReportKind.OVERDUE:
         absent = _describe_peer(generation, report, now)
@@ -195,7 +196,7 @@ def judge_departure(generation: GenerationRecord, rank: int, last: int | None, n
 
 def judge_lost_rank(generation: GenerationRecord, rank: int, why: str, now: float) -> Decision:
     known = generation.progress.get(rank)
-    history = history_text(known.position, known.age(now)) if known else "what it did last has not been reported"
+    history = history_text(known.position, known.age(now)) if known else "its last call has not been reported"
     return decisions.judge_lost_rank(generation.member(rank, now), why, history)
 
 
@@ -204,7 +205,7 @@ def judge_lost(generation: GenerationRecord, ranks: Sequence[int], cause: Cause,
     known = {rank: generation.progress[rank] for rank in ranks if rank in generation.progress}
     histories = {rank: history_text(one.position, one.age(now)) for rank, one in known.items()}
     if not histories and len(ranks) == 1:
-        histories = {ranks[0]: "what it did last has not been reported"}
+        histories = {ranks[0]: "its last call has not been reported"}
     return decisions.judge_lost_workers(cause, generation.members(now, ranks), why, histories)
 
 
@@ -311,6 +312,6 @@ def progress_text(present: int, low: int, high: int, settling: bool) -> str:
 
 
 def previous_generation_text(members: Sequence[Member]) -> str:
-    """Say who still lives in the previous generation."""
+    """Name the ranks that still live in the previous generation."""
     verb = "lives" if len(members) == 1 else "live"
     return f"{members_text(members)} still {verb} in the previous generation"

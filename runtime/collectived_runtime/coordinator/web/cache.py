@@ -56,7 +56,7 @@ class StatusCache:
         making = self._render_task
         if making is None or (making.done() and (making.exception() or time.monotonic() > self._fresh_until)):
             making = self._render_task = asyncio.create_task(self._render())
-        return await asyncio.shield(making)  # one who goes away takes it from nobody else
+        return await asyncio.shield(making)  # a reader that goes away does not cancel it for others
 
     async def close(self) -> None:
         if self._render_task is not None:
@@ -92,7 +92,7 @@ def findings_to_json(reply: StatusReply) -> list[dict[str, str]]:
 
 
 def derived_to_json(reply: StatusReply) -> dict[str, Any]:
-    """What the page does not judge by itself; lists are in the order of those in `status`."""
+    """The judgements that the page does not make itself; lists are in the order of those in `status`."""
     return {
         "ranks": rank_count(reply),
         "workers": [worker_state(worker).value for worker in reply.workers],

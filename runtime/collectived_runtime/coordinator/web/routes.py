@@ -1,8 +1,8 @@
-"""What the page is made of, as routes, and the server that has them.
+"""The parts of the web page, as routes, and the server that has them.
 
-The page is one file without data in it, so anybody may have it. The data, for whoever may look, are at `/status.json`,
-as `status --json` gives them, and at `/page.json`: the same as `status`, and beside it as `findings` what is wrong, in
-words, and as `told` what three faces say alike. What each error means is at `/errors`.
+The page is one file without data in it, so every caller may have it. The data, for callers that may view, are at
+`/status.json`, as `status --json` gives them, and at `/page.json`: the same as `status`, and beside it as `findings`
+the problems, in words, and as `told` the texts that commands and page share. The meaning of each error is at `/errors`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def make_routes(picture: StatusCache) -> Routes:
 def make_page_server(
     address: str, picture: StatusCache, well: Callable[[], bool], gate: TokenAuthenticator, secure: GetTlsContext = None
 ) -> HttpServer:
-    """What `--http` asks for. `well` is for `/healthz`; the rest is as in `HttpServer`."""
+    """Make the server that `--http` asks for. `well` is for `/healthz`; the rest is as in `HttpServer`."""
     return HttpServer("--http", address, {**make_routes(picture), **healthz_routes(well)}, gate, secure=secure)
 
 
 def make_page_answer(source: bytes) -> Response:
-    """The page; what a browser may do with it is in its headers."""
+    """The page. Its headers limit what a browser may do with it."""
     return ok_response(source, "text/html; charset=utf-8", {"content-security-policy": content_security_policy(source)})
 
 

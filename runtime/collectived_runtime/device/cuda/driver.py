@@ -57,7 +57,7 @@ class Cuda(Protocol):
         """(address, bytes) of new memory that `export` can hand to another process: `size` rounded up to pages."""
 
     def export(self, address: int) -> int:
-        """A new descriptor of memory that was allocated; whoever maps it keeps the memory alive."""
+        """A new descriptor of memory that was allocated; a process that maps it keeps the memory alive."""
 
     def free(self, address: int) -> None:
         """Give allocated memory back; no work that uses it may be under way."""
@@ -65,7 +65,7 @@ class Cuda(Protocol):
     def open_memory(self, device: int, handle: bytes) -> tuple[int, int]:
         """(address, bytes) of an allocation of another process on that device, by its handle of 64 bytes.
 
-        What is open already is given the same address; it is closed when it has been closed as often.
+        A handle that is open already gives the same address; it is closed when it has been closed as often.
 
         Raises:
             CudaError: it cannot be opened, or lies on another device.
@@ -89,7 +89,7 @@ class Cuda(Protocol):
     def create_shared_event(self, device: int) -> tuple[int, bytes]:
         """A new event, and the handle of 64 bytes by which another process may make its streams wait for it.
 
-        Once it is ended nobody may wait for it: end it when it is over, else who waits may do so forever.
+        Once it is ended no stream may wait for it: end it when it is over, else a waiting stream may wait forever.
         """
 
     def open_event(self, device: int, handle: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Which binding of NCCL a worker uses: the one it was told, else the first that is there."""
+"""Which binding of NCCL a worker uses: the configured one, else the first that is there."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The communicators of a worker: made for a group generation, kept while it lives, aborted on a verdict.
 
 A communicator has one rank per GPU. Making one, and ending one, may block, so both are done by attendants of the GPU:
-one for beginnings, one for ends, so that an end never waits for a beginning. What was begun and is wanted no longer,
-and every end, has a bound: who exceeds it leaves the worker in a state that only its end repairs (`die`).
+one for beginnings, one for ends, so that an end never waits for a beginning. A beginning that is wanted no longer,
+and every end, has a time limit: one that exceeds it leaves the worker in a state that only its end repairs (`die`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ POLL_SECONDS = 0.0005  # seconds between two looks at a communicator that is in 
 class Communicator:
     """One rank's end of a communicator.
 
-    Whoever calls NCCL with it holds `call_lock`, and looks at `closing` first: once that is set it may be freed.
+    A thread that calls NCCL with it holds `call_lock`, and looks at `closing` first: once that is set it may be freed.
     """
 
     def __init__(self, nccl: Nccl, handle: int, device: int) -> None:
@@ -46,7 +46,7 @@ class Communicator:
             self.closing.wait(min(POLL_SECONDS, (time.monotonic() - began) / 8))
 
     def check(self) -> None:
-        """While what was issued is under way: NCCL tells only who asks that it never will end.
+        """Check issued work that is under way. NCCL reports only when asked that it will never end.
 
         Raises:
             NcclError: the communicator has failed.
@@ -71,7 +71,7 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRank:
-    """Who takes part from here: `device` as rank number `rank`."""
+    """A local participant: `device` as rank number `rank`."""
 
     device: int
     rank: int
@@ -101,7 +101,7 @@ class PendingCommunicators:
         return tuple(pending_call.result for pending_call in self._calls)
 
     def cancel(self) -> None:
-        """Nobody wants them any more: what is there is aborted, and so is what comes late."""
+        """Give up communicators that are not wanted any more: they are aborted, and so are late ones."""
         self._abandon()
 
 
@@ -194,7 +194,7 @@ class Communicators:
             beginnings = self._get_thread("begin", rank.device)
             beginnings.enforce_timeout(pending_call)
             beginnings.submit(
-                "what was given up", functools.partial(self._free_late, pending_call)
+                "a communicator that was given up", functools.partial(self._free_late, pending_call)
             )  # runs when it has ended
 
     def _free_late(self, given_up: BlockingCall, _: BlockingCall) -> None:

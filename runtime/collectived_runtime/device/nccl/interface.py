@@ -3,7 +3,7 @@
     NcclError
     ├── NcclRemoteError       another rank, or the way to it, is gone
     ├── NcclTimeoutError      NCCL has given up waiting
-    └── NcclUsageError        the call was wrong: a defect of whoever called
+    └── NcclUsageError        the call was wrong: a defect of the caller
 
 A communicator is an integer as well, and stays with the implementation that made it. A communicator made without
 blocking may take no other call while its `state` is IN_PROGRESS, but for `abort`.
@@ -23,7 +23,7 @@ UNIQUE_ID_BYTES = 128
 
 
 class NcclResult(enum.IntEnum):
-    """What NCCL answers, numbered as there."""
+    """NCCL's result codes, with its numbers."""
 
     SUCCESS = 0
     UNHANDLED_CUDA_ERROR = 1
@@ -137,11 +137,11 @@ def nccl_operation(reduce_op: ReduceOp) -> NcclOperation | None:
     return _OPERATIONS.get(reduce_op)
 
 
-ElementLayout = tuple[NcclDataType, int]  # what NCCL takes one partial sum for: so many elements of that type
+ElementLayout = tuple[NcclDataType, int]  # NCCL's type of one partial sum: so many elements of that type
 
 
 def element_layout(how: Arithmetic) -> ElementLayout | None:
-    """What NCCL takes partial sums for; None where it cannot fold them as they are to be folded."""
+    """NCCL's type for partial sums; None where it cannot fold them as they are to be folded."""
     if nccl_operation(how.operation) is None:
         return None
     if how.dtype.is_complex:  # two numbers side by side, as long as they are only added
@@ -153,7 +153,7 @@ def element_layout(how: Arithmetic) -> ElementLayout | None:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a binding can do.
+    """The capabilities of a binding.
 
     Attributes:
         nonblocking: makes communicators without blocking; where it cannot, `init` returns when all ranks have come.
@@ -175,7 +175,7 @@ def split_count(count: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 class NcclBuffers(NamedTuple):
-    """What a collective reads and writes: two addresses, and how many elements of which type lie there."""
+    """The memory that a collective reads and writes: two addresses, and how many elements of which type lie there."""
 
     send: int
     receive: int
@@ -184,7 +184,7 @@ class NcclBuffers(NamedTuple):
 
 
 class NcclBlock(NamedTuple):
-    """What is sent to one rank, or received from one: an address, and how many elements of which type lie there."""
+    """The memory sent to, or received from, one rank: an address, and how many elements of which type lie there."""
 
     address: int
     elements: int
@@ -206,7 +206,7 @@ class Nccl(Protocol):
         ...
 
     def create_unique_id(self) -> bytes:
-        """What the ranks of one communicator share; to be minted in the process of one of its ranks."""
+        """Create the id that the ranks of one communicator share, in the process of one of them."""
         ...
 
     def init(self, size: int, unique_id: bytes, rank: int, *, blocking: bool) -> int:
@@ -241,15 +241,15 @@ class Nccl(Protocol):
     def recv(self, block: NcclBlock, peer: int, communicator: int, stream: int) -> None: ...
 
     def group_start(self) -> None:
-        """What this thread calls until `group_end` is put on streams together: no call waits for the ones before."""
+        """Put the calls of this thread until `group_end` on streams together: no call waits for the ones before."""
         ...
 
     def group_end(self) -> None: ...
 
     def abort(self, communicator: int) -> None:
-        """Frees it, whatever it is at. May block; nobody may use it any more."""
+        """Free it at once, even while it works. May block; no thread may use it any more."""
         ...
 
     def destroy(self, communicator: int) -> None:
-        """Frees it after what it is at. May block; nobody may use it any more."""
+        """Free it after its current work. May block; no thread may use it any more."""
         ...

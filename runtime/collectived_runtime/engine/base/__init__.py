@@ -1,1 +1,1 @@
-"""What every package of the engine stands on: poller, topology, arenas."""
+"""The parts that every package of the engine uses: poller, topology, arenas."""

@@ -26,8 +26,8 @@ MIN_SLOTS_PER_ARENA = (
 KEPT_BYTES = 1 << 20  # an arena of which no more has been used is not worth giving back
 SPARES = 4  # free slots of one size that are kept as they are,
 SPARE_SIZES = 16  # of so many sizes
-UNEXPECTED_MEMORY_DIVISOR = 4  # messages that nobody has asked for may take one part in so many of the worker's memory
-FREE_BUFFERS = 8  # of scratch memory that are kept for the next who asks; as many as tasks run side by side
+UNEXPECTED_MEMORY_DIVISOR = 4  # messages that no recv has asked for may take one part in so many of the worker's memory
+FREE_BUFFERS = 8  # of scratch memory that are kept for the next caller; as many as tasks run side by side
 
 _numbers = count(1)  # arena numbers are unique in the worker
 
@@ -54,7 +54,7 @@ class ResultSlot:
 
 
 class ArenaObserver(Protocol):
-    """Those who are told where results may lie."""
+    """The readers of results, which must know all arenas."""
 
     def add_arena(self, arena: Arena) -> None: ...
 
@@ -67,7 +67,7 @@ class ArenaObserver(Protocol):
 class ResultArenas:
     """The result slots of a group loop, in arenas that its clients map.
 
-    `readers` hear of each arena before any slot of it is handed out, and when it is given back.
+    `readers` is called with each arena before any slot of it is handed out, and when it is given back.
 
     `grown` is called when more memory has been taken from the system.
     """
@@ -80,7 +80,7 @@ class ResultArenas:
         self._slots: dict[int, ResultSlot] = {}
         self._spares: dict[int, list[ResultSlot]] = {}  # by size; the one used last, warm in the caches, stands last
         self._numbers = count(1)
-        self._last = True  # what is taken from the budget is not tried again
+        self._last = True  # the budget has been tried, and is not tried again
 
     @property
     def arenas(self) -> list[Arena]:
@@ -100,7 +100,7 @@ class ResultArenas:
                 raise
         finally:
             self._last = True
-        self.trim()  # what lies idle may be enough
+        self.trim()  # idle memory may be enough
         return self._acquire(size, holders)
 
     def _acquire(self, size: int, holders: Iterable[int]) -> ResultSlot:
@@ -126,7 +126,7 @@ class ResultArenas:
 
     def _fit(self, size: int, holders: Iterable[int]) -> ResultSlot | None:
         for arena, slots in self._arenas:
-            if arena.size < MIN_SLOTS_PER_ARENA * size:  # in so small a one nobody could keep the result
+            if arena.size < MIN_SLOTS_PER_ARENA * size:  # in so small a one no reader could keep the result
                 continue
             offset = slots.allocate(size)
             if offset is not None:
@@ -166,7 +166,7 @@ class ResultArenas:
         del self._slots[number]
         spares = self._spares.get(slot.size)
         if spares is None:
-            if len(self._spares) >= SPARE_SIZES:  # somebody's shapes change with every call
+            if len(self._spares) >= SPARE_SIZES:  # the shapes of some caller change with every call
                 self._drop_spares()
             spares = self._spares[slot.size] = []
         if len(spares) < SPARES:
@@ -216,7 +216,7 @@ class ResultArenas:
         self._arenas.clear()
 
     def _give_back(self, arena: Arena) -> None:
-        """It counts until those to whom it was handed have unmapped it."""
+        """It counts until the clients that got it have unmapped it."""
         self._budget.release(arena.committed)
         if holders := self._readers.list_holders():
             self._budget.lent.give_back(LentMemory(arena.detach(), holders))
@@ -231,7 +231,7 @@ def _rounded(size: int) -> int:
 class Workspace:
     """Scratch memory of a group loop, which never leaves the worker: buffers that are lent by name, and reused.
 
-    Between `acquire` and `release` of a name everybody who asks for it gets the same buffer. `grown` is called when
+    Between `acquire` and `release` of a name all callers that ask for it get the same buffer. `grown` is called when
     memory has been taken from the system.
     """
 
@@ -245,7 +245,7 @@ class Workspace:
         self._users[name] = self._users.get(name, 0) + 1
 
     def get_buffer(self, name: Any, size: int) -> NDArray[np.uint8]:
-        """`size` bytes under this name; what they held before is undefined."""
+        """`size` bytes under this name; their content is undefined."""
         have = self._buffers.get(name)
         if have is None or len(have) < size:
             fitting = [free for free in self._free if len(free) >= size]
@@ -266,5 +266,5 @@ class Workspace:
                 self._free = sorted([*self._free, have], key=len)[-FREE_BUFFERS:]
 
     def trim(self) -> None:
-        """Free the buffers that nobody uses."""
+        """Free the buffers that are not in use."""
         self._free.clear()

@@ -5,9 +5,9 @@ each such memory counts by what it really takes, of the worker's budget and of t
 
 - of a segment each session that is in it, by what its own ranks have written;
 - of what ranks only read all its living sessions, in equal parts;
-- of what nobody has any more but processes whose sessions have ended their user, who gets as much less.
+- of memory that only processes of ended sessions still have their user, whose limit shrinks by as much.
 
-Whether anybody still has it, as a descriptor or mapped, is the kernel's word, not the client's.
+The kernel reports whether a process still has it, as a descriptor or mapped; the client is not asked.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class MemoryHolder(Protocol):
 
 
 class HandedFile(Protocol):
-    """What was handed out, as its worker keeps it."""
+    """A file that was handed out, as its worker keeps it."""
 
     def measure(self) -> int:
         """Bytes that it really takes."""
 
     def is_held_elsewhere(self) -> bool | None:
-        """Whether anybody has it; None: nobody can say."""
+        """Whether a process has it; None: it cannot be found out."""
 
     def close(self) -> None: ...
 
 
 class WholeBudget(Protocol):
-    """What all of it counts of."""
+    """The budget of which all memory counts."""
 
     def force_acquire(self, size: int) -> None: ...
 
@@ -83,14 +83,14 @@ class LentMemory:
         return [holder for holder in dict.fromkeys(self.holders) if not holder.is_closed]
 
     def is_kept(self) -> bool:
-        """Whether the worker needs it, or a client has it; where nobody can say, its sessions are taken to have it."""
+        """Whether the worker needs it, or a client has it. Where that is not known, its sessions count as owners."""
         if not self.is_given_back:
             return True
         held = self.file.is_held_elsewhere()
         return bool(self.list_living()) if held is None else held
 
     def divide(self, size: int) -> tuple[int, Counter[MemoryHolder]]:
-        """What of so many bytes counts of the worker, and of each living session."""
+        """Divide so many bytes into those that count of the worker, and of each living session."""
         parts: Counter[MemoryHolder] = Counter()
         living = self.list_living()
         if self.measure_parts is None:
@@ -109,7 +109,7 @@ class LentMemories:
     """All of one worker; may be used by several threads.
 
     Attributes:
-        on_kept: called, in any thread, when somebody has what was given back: `settle` is due in a while.
+        on_kept: called, in any thread, when a process has memory that was given back: `settle` is due in a while.
     """
 
     def __init__(self, whole: WholeBudget) -> None:
@@ -135,7 +135,7 @@ class LentMemories:
             self._settle(lent)
 
     def give_back(self, lent: LentMemory) -> None:
-        """The worker needs it no more, nor pays for it; it is closed when nobody has it."""
+        """Give memory back: the worker needs it no more, nor pays for it. It is closed when no process has it."""
         with self._lock:
             lent.is_given_back = True
             if lent not in self._all:
@@ -153,7 +153,7 @@ class LentMemories:
             return self._settle(lent)
 
     def settle(self) -> None:
-        """Count all of them anew, and close what nobody has any more."""
+        """Count all of them anew, and close memory that no process has any more."""
         with self._lock:
             for lent in list(self._all):
                 self._settle(lent)

@@ -1,4 +1,4 @@
-"""How much memory a worker may use in all, and each session of it; who asks for too much is refused."""
+"""Limits of the memory that a worker, and each session of it, may use. A request beyond them is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class MemoryBudget:
     """Bytes of shared memory, or of `what`, that the worker may use in all; shared by its threads.
 
     Args:
-        refused: called where somebody wants too much.
+        refused: called at each request beyond the limit.
     """
 
     def __init__(
@@ -37,7 +37,9 @@ class MemoryBudget:
         self._shrinkers: list[Callable[[], None]] = []
 
     def register_shrinker(self, give: Callable[[], None]) -> None:
-        """Have `give` called, in any thread, before anybody is refused: it gives back what is only kept for later."""
+        """Have `give` called, in any thread, before a request is refused: it gives back memory that is only kept for
+        later.
+        """
         with self._lock:
             self._shrinkers.append(give)
 
@@ -84,12 +86,12 @@ class MemoryBudget:
 
 
 class SessionBudget(MemoryBudget):
-    """What one session may have of a budget, which is taken from there too.
+    """The part of a budget that one session may have. Its memory counts of the whole budget too.
 
     Args:
         refused, what: as of `MemoryBudget`.
         key: of the worker's configuration, that raises the limit.
-        kept_by: who has `kept_bytes`, in messages.
+        kept_by: the owner of `kept_bytes`, for messages.
 
     Attributes:
         user: whose it is, for what his processes keep of sessions that have ended.
@@ -148,7 +150,7 @@ class SessionBudget(MemoryBudget):
             )
 
     def pledge(self, size: int) -> Callable[[], None]:
-        """Set bytes aside for a place in a segment that may be made; what is returned is called once that is known.
+        """Set bytes aside for a place in a segment that may be made. Call the result once that is known.
 
         Raises:
             MemoryExhausted: its session would have more than it may.

@@ -38,7 +38,7 @@ class Poller:
         self._handlers: dict[int, Handler] = {}
         self._events: dict[int, int] = {}  # those that are asked for
         self._callbacks: deque[tuple[Callable[[], object], Callable[[], object]]] = deque()
-        self._close_lock = threading.Lock()  # nobody writes to a descriptor that has been closed, and perhaps reused
+        self._close_lock = threading.Lock()  # no thread writes to a descriptor that has been closed, and perhaps reused
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.closed = False
         self.add(self._wake_fd, select.POLLIN, self._run_callbacks)

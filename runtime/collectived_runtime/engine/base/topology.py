@@ -10,10 +10,10 @@ from collectived_proto.types import GroupInfo, Peer, Tier
 
 @dataclass(frozen=True, slots=True)
 class GroupTopology:
-    """A generation as one worker sees it. `peers` are its workers in order of their lowest rank; `place` is mine.
+    """A generation as one worker sees it. `peers`: its workers by their lowest rank; `place`: of this worker.
 
-    `tuning_table` is what AUTO chooses: made by the coordinator, the same for all. In an `idle` group waiting is
-    normal. What follows from the members is found once: collectives ask for it, and there may be thousands of ranks.
+    `tuning_table` has the choices of AUTO: made by the coordinator, the same for all. In an `idle` group waiting is
+    normal. Properties of the members are computed once: collectives ask for them, and there may be thousands of ranks.
 
     Attributes:
         gpu_indices: by rank, the index of its GPU; -1: it is on none.

@@ -1,4 +1,4 @@
-"""What the local ranks of a generation are told of its instances: that a pack is complete, or that one has failed."""
+"""Messages to the local ranks of a generation about its instances: a pack is complete, or an instance has failed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from collectived_runtime.engine.compile.program import CompiledCollective
 from collectived_runtime.engine.submit.tracker import Instance
 
 MAX_TEXT = 8 << 10  # characters
-MAX_DETAILED_MEMBERS = 64  # missing or differing ranks of which a client hears what they did last
+MAX_DETAILED_MEMBERS = 64  # missing or differing ranks of which a client gets the last action
 
 
 class Completions:
-    """Tells the local ranks of one generation what has become of its instances."""
+    """Sends the local ranks of one generation the outcomes of its instances."""
 
     def __init__(self, generation: int, doorbells: Doorbells, deferred_releases: DeferredReleases) -> None:
         self._generation = generation
         self._doorbells = doorbells
         self._deferred_releases = deferred_releases
-        self._encoded_verdict: tuple[Verdict, bytes] | None = None  # the latest verdict, as clients are told it
+        self._encoded_verdict: tuple[Verdict, bytes] | None = None  # the latest verdict, as clients get it
 
     def send_done(
         self,
@@ -37,7 +37,7 @@ class Completions:
         last: bool,
         readers: tuple[int, ...],
     ) -> None:
-        """Tell all ranks that a pack is complete: nothing of it is read or written any more.
+        """Send all ranks that a pack is complete: nothing of it is read or written any more.
 
         `readers` have its result in the slot.
         """
@@ -60,7 +60,7 @@ class Completions:
             self._send_and_record(others, number, messages.Completion(number, pack, last, False).encode())
 
     def send_failure(self, local_rank: LocalRank, instance: int, verdict: Verdict) -> None:
-        """Tell a rank that an instance has failed. It hears again when a GPU uses its memory no more."""
+        """Send a rank that an instance has failed. It gets another message when no GPU uses its memory any more."""
         if self._encoded_verdict is None or self._encoded_verdict[0] is not verdict:
             self._encoded_verdict = verdict, encode_verdict(verdict)
         in_use = self._deferred_releases.register_if_in_use((self._generation, instance), local_rank)
@@ -69,7 +69,7 @@ class Completions:
         self._doorbells.send(local_rank, message)
 
     def track_aborted(self, instance: Instance) -> None:
-        """Note who took part in an instance that was stopped: who asks hears whether a GPU still uses its memory."""
+        """Note the ranks of an instance that was stopped: their answers say whether a GPU still uses their memory."""
         for rank in instance.arrivals:
             self._deferred_releases.register_if_in_use(
                 (self._generation, instance.number), self._doorbells.local_ranks[rank]

@@ -1,6 +1,6 @@
-"""Memory that GPUs still use for instances that have ended: nobody can stop that, and nobody waits for it.
+"""Memory that GPUs still use for instances that have ended: that cannot be stopped, and no thread waits for it.
 
-Its ranks hear of the end at once, with the word that their memory is in use; they hear again when it is not.
+Its ranks get the end at once, marked that their memory is in use, and another message when it is not any more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class StoppedTask(Protocol):
 
 
 class DeferredReleases:
-    """Keeps the memory of stopped tasks until GPUs have ended them, and then tells the ranks whose memory it is."""
+    """Keeps the memory of stopped tasks until GPUs have ended them, and then notifies the ranks whose memory it is."""
 
     def __init__(self, send: Callable[[LocalRank, bytes], object]) -> None:
         self._send = send
@@ -36,18 +36,18 @@ class DeferredReleases:
         self._tasks.setdefault(number, []).append(task)
 
     def register_if_in_use(self, number: InstanceId, local_rank: LocalRank) -> bool:
-        """Whether the memory of a rank that took part may still be in use; then it is told when it is not."""
+        """Whether the memory of a rank that took part may still be in use; then a message says when it is free."""
         if all(task.has_ended for task in self._tasks.get(number, ())):
             return False
         self._waiting_ranks.setdefault(number, {})[local_rank.rank] = local_rank
         return True
 
     def is_memory_in_use(self, local_rank: LocalRank) -> bool:
-        """Whether any memory is still in use of a rank that was told so."""
+        """Whether memory is still in use of a rank that had such a message."""
         return any(local_rank.rank in local_ranks for local_ranks in self._waiting_ranks.values())
 
     def poll(self) -> None:
-        """Tell ranks whose memory is in use no longer."""
+        """Notify ranks whose memory is in use no longer."""
         for number, tasks in list(self._tasks.items()):
             if all(task.has_ended for task in tasks):
                 del self._tasks[number]

@@ -20,8 +20,8 @@ from collectived_runtime.limits.rate_limit import Rate, RateLimiter
 from collectived_runtime.limits.rejections import Limit, MessageSource, RejectionCounters
 
 DOORBELL_GRACE_SECONDS = 0.4  # for a doorbell to arrive whose client is gone already
-IDLE_MESSAGE_RATE = Rate(500, 512)  # messages of a rank that start nothing new: after more it is not heard for a moment
-MAX_UNREAD = messages.MAX_OUTSTANDING * messages.MAX_PACKS  # what a rank may have outstanding, if every pack is large
+IDLE_MESSAGE_RATE = Rate(500, 512)  # messages of a rank that start nothing new: after more it is not read for a moment
+MAX_UNREAD = messages.MAX_OUTSTANDING * messages.MAX_PACKS  # outstanding packs of a rank, at most
 MAX_UNREAD_BYTES = 64 << 20
 
 
@@ -59,7 +59,7 @@ class Doorbells:
     def add(self, local_rank: LocalRank, arenas: Iterable[Arena]) -> None:
         """Watches the process of a rank that is expected and about to connect its doorbell.
 
-        One without a doorbell is told of the arenas in which its results may lie: others may have been served before.
+        One without a doorbell gets the arenas in which its results may lie: others may have been served before.
         """
         if local_rank.completion_sink is not None:
             for arena in arenas:
@@ -70,7 +70,7 @@ class Doorbells:
             )
 
     def attach(self, rank: int, doorbell: socket.socket, arenas: Iterable[Arena]) -> None:
-        """Take a doorbell that has arrived, and tell its client of the arenas in which results may lie."""
+        """Take a doorbell that has arrived, and send its client the arenas in which results may lie."""
         local_rank = self.local_ranks[rank]
         if local_rank.closed or local_rank.doorbell is not None:
             doorbell.close()
@@ -113,7 +113,7 @@ class Doorbells:
                 self.drop(local_rank, f"it has left {local_rank.unread_count} messages unread")
 
     def throttle(self, local_rank: LocalRank) -> None:
-        """Note a message that starts nothing new: a client that goes on like that is heard less often."""
+        """Note a message that starts nothing new: a client that goes on like that is read less often."""
         delay = self._pace.reserve(local_rank.rank, now := time.monotonic())
         if delay and local_rank.doorbell is not None:
             self._paused_until[local_rank.rank] = now + delay
@@ -137,7 +137,7 @@ class Doorbells:
         return heard if local_rank.is_reading else heard | select.POLLOUT
 
     def disconnect(self, local_rank: LocalRank, why: str) -> None:
-        """The client is gone; what it had fully submitted before counts.
+        """The client is gone; collectives that it had fully submitted before count.
 
         Where its doorbell has not arrived, its last words may be on their way with it: they have a moment.
         """
@@ -184,7 +184,7 @@ class Doorbells:
     def poll(self) -> None:
         """Takes what clients have sent until now, before something is decided that depends on it."""
         for local_rank in list(self.local_ranks.values()):
-            for _ in range(messages.MAX_OUTSTANDING):  # nobody keeps the group loop here
+            for _ in range(messages.MAX_OUTSTANDING):  # no client keeps the group loop here
                 if not self._read(local_rank):
                     break
 
@@ -195,7 +195,7 @@ class Doorbells:
     def close(self) -> None:
         for local_rank in self.local_ranks.values():
             local_rank.close()
-        self._buffer = bytearray()  # what is left of a group loop is collected late, for all of it is a cycle
+        self._buffer = bytearray()  # a group loop is a cycle, and is collected late
 
     def _send_arena(self, local_rank: LocalRank, arena: Arena) -> None:
         self.send(
@@ -218,7 +218,7 @@ class Doorbells:
             length = local_rank.doorbell.recv_into(self._buffer)
         except BlockingIOError:
             return False
-        except ConnectionResetError:  # it ended with messages unread; what it had sent before is still there
+        except ConnectionResetError:  # it ended with messages unread; those that it had sent before are still there
             return self._read(local_rank)
         except OSError:
             length = 0

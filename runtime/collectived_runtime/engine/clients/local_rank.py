@@ -1,4 +1,4 @@
-"""A local rank of a group loop: its doorbell, its view of the client's memory, and what it has been told."""
+"""A local rank of a group loop: its doorbell, its view of the client's memory, and the messages that it has got."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ MemoryResolver = Callable[[int, int, int], HostOrGpuBytes]
 
 
 class CompletionSink(Protocol):
-    """How a rank without a doorbell hears. Called in the group loop's thread, which it must not hold up."""
+    """Takes the messages for a rank without a doorbell.
+
+    Called in the group loop's thread, which it must not hold up.
+    """
 
     def add_arena(self, arena: Arena) -> None:
         """Take note of an arena, before any result lies there."""
@@ -43,7 +46,7 @@ class CompletionSink(Protocol):
         """A message as it would go over a doorbell."""
 
     def close(self) -> None:
-        """Nothing more will be told, and results of this rank may be overwritten from here on."""
+        """No more messages will come, and results of this rank may be overwritten from here on."""
 
 
 class LocalRank:
@@ -53,7 +56,7 @@ class LocalRank:
         memory: resolves addresses in the client's arenas, checked.
         pidfd: becomes readable when the client's process ends; taken over. -1: none.
         closed: called once, when this local rank will look into the client's memory no more.
-        outlet: takes what the rank is told; None: it connects a doorbell.
+        outlet: takes the messages for the rank; None: it connects a doorbell.
         holder: its session, which arenas of results are handed to.
     """
 
@@ -74,7 +77,8 @@ class LocalRank:
         self.pidfd = pidfd
         self.uid: int | None = None  # of its user, as the kernel says; None: not known
         self.takes_segment = False  # whether its client can carry out collectives itself
-        # Has what it is given told where the threads of its client are, in another thread; None: nobody can say.
+        # Calls its argument, in another thread, with the places of its client's threads; None: they cannot be found
+        # out.
         self.sample_stack: Callable[[Callable[[str], None]], None] | None = None
         self.redeem: Callable[[], None] = lambda: None  # ends what was set aside for its place in a segment
         self.completion_sink = outlet
@@ -141,11 +145,11 @@ class LocalRank:
 
     @property
     def is_reading(self) -> bool:
-        """Whether the client takes what it is told; one that does not is not answered when it asks."""
+        """Whether the client reads its messages; one that does not is not answered when it asks."""
         return not self._outbox
 
     def record_outcome(self, instance: int, message: bytes) -> None:
-        """Remembers what this rank was told about an instance, so that a repeated submission hears it again."""
+        """Keep the message to this rank about an instance, so that a repeated submission gets it again."""
         known = self._outcomes.get(instance)
         if known is None:
             self._outcomes[instance] = [message]
@@ -249,7 +253,7 @@ class InputBuffers:
         if len(gpus) > 1 or len((gpus | {_gpu_of(self.output)}) - {None}) > 1:
             raise messages.MalformedMessage(f"{prepared.op} with a value that lies in several memories")
         widths = [_MAX_ITEMSIZE] if self.is_staged else [leaf.dtype.itemsize for leaf in prepared.collective.leaves]
-        widths = widths if self._parts else []  # who contributes nothing may name a place for its result all the same
+        widths = widths if self._parts else []  # a rank without a part may still name a place for its result
         for part, width in zip([*self._parts, self.output], [*widths, _MAX_ITEMSIZE], strict=True):
             if isinstance(part, Region) and part.address % width:  # a kernel that reads it would end the GPU's context
                 raise messages.MalformedMessage(

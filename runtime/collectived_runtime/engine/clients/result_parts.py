@@ -1,4 +1,4 @@
-"""Tells ranks which bytes of a result are final while the rest of it is still coming, so that they take them."""
+"""Messages to ranks about bytes of a result that are final while the rest is still coming."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ResultParts:
         self._data_start = data_start
 
     def tell(self, start: int, stop: int) -> None:
-        """Bytes [start, stop) of the data are final. A rank that does not read what it is told hears at the end."""
+        """Bytes [start, stop) of the data are final. A rank that does not read its messages gets only the end."""
         for rank, begin in self._begins.items():
             local_rank = self._doorbells.local_ranks[rank]
             if local_rank.is_reading:

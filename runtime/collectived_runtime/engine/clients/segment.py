@@ -130,7 +130,7 @@ class GroupSegment:
         self._prepaid += nbytes
 
     def offer(self, local_rank: LocalRank, doorbells: Doorbells) -> None:
-        """Tell a rank where its generation meets."""
+        """Send a rank the segment of its generation."""
         seat = self.seats[local_rank.rank]
         doorbells.send(local_rank, messages.encode_bare(messages.MessageType.KNOCKER), self._knocker)
         offered = messages.SegmentOffer(self._generation, seat, self._geometry.encode())

@@ -38,8 +38,8 @@ class SegmentFile(SharedFile):
     def measure_parts(self, ranks: int) -> list[int]:
         """Bytes that each of so many ranks has written, whose seats are the first.
 
-        Seats' parts lie one after the other, of equal size, and fill the file. Who has scattered what it wrote over its
-        part is taken to have written all of it.
+        Seats' parts lie one after the other, of equal size, and fill the file. A rank whose writes are scattered over
+        its part is taken to have written all of it.
         """
         part = os.fstat(self._descriptor).st_size // self._geometry.seats
         return [self._measure_part(seat * part, (seat + 1) * part) for seat in range(ranks)]

@@ -117,7 +117,7 @@ def lay_out_packs(collective: Collective, topology: GroupTopology, layout: Layou
 
 
 def lay_out_shares(collective: Collective, topology: GroupTopology, shares: Sequence[Span]) -> BlockLayout | None:
-    """What each worker gets of a leaf, in blocks; None where it does not travel compressed."""
+    """Lay out each worker's share of a leaf in blocks; None where it does not travel compressed."""
     return _select_smaller(collective.compression, shares) if _may_compress(collective, topology) else None
 
 

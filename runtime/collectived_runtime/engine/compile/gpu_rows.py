@@ -32,8 +32,8 @@ class RowsCall:
     """A call of NCCL.
 
     Attributes:
-        span: wide positions. Of an ALL_GATHER or a REDUCE_SCATTER, this GPU's own; else what is carried.
-        peer: the root, or who is at the other end; -1: neither.
+        span: wide positions. Of an ALL_GATHER or a REDUCE_SCATTER, this GPU's own; else those that are carried.
+        peer: the root, or the rank at the other end; -1: neither.
     """
 
     kind: RowsCallKind
@@ -43,7 +43,7 @@ class RowsCall:
 
 @dataclass(frozen=True, slots=True)
 class GpuRows:
-    """What one GPU does. `ranks` are those on it; `cut` is the leaf as this GPU sees it."""
+    """The part of one GPU. `ranks` are those on it; `cut` is the leaf as this GPU sees it."""
 
     ranks: tuple[int, ...]
     cut: Partition
@@ -96,7 +96,7 @@ def _share_calls(
     lengths = {len(share) for share in shares}
     if lengths == {0}:
         return ()
-    # What is gathered in several calls lies otherwise.
+    # The result of several calls lies otherwise.
     if len(lengths) == 1 and len(shares[me]) * units <= MOST_ELEMENTS:
         return (RowsCall(together, shares[me]),)
     return tuple(RowsCall(one_by_one, share, gpu) for gpu, share in enumerate(shares) if len(share))

@@ -1,8 +1,8 @@
-"""What has to be known before a collective can be carried out, and the programs by which workers tell each other.
+"""The data that workers need before a collective can run, and the programs by which they exchange it.
 
-Pure. A rank's *rows* are what it has to tell where lengths may differ: the first length of each leaf, or what an uneven
-all-to-all sends to each rank. An *announcement* is the root's word on what it is about to send, for those that take
-what comes.
+Pure. A rank's *rows* are its numbers where lengths may differ: the first length of each leaf, or the rows that an
+uneven all-to-all sends to each rank. An *announcement* is the root's description of its value, for ranks that take any
+value.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def prepare(collective: Collective, rank: int, topology: GroupTopology) -> Prepa
 
 
 def _explain_pack_count(collective: Collective) -> str:
-    """What made a collective so many packs, and what to do."""
+    """Explain why a collective has so many packs, and what to do."""
     packing, spec = collective.packing, collective.all_reduce_spec
     if isinstance(collective.operation, AxisOperation):
         return f"{collective.operation} sends every leaf by itself; give it fewer, larger arrays"
@@ -87,12 +87,12 @@ def _explain_pack_count(collective: Collective) -> str:
 
 
 def can_be_open(operation: Operation) -> bool:
-    """Whether ranks may take what comes: their workers are told what it is before it comes."""
+    """Whether ranks may take any value: their workers get its description before it comes."""
     return isinstance(operation, (Broadcast, Scatter))
 
 
 def compile_length_exchange(collective: Collective, topology: GroupTopology) -> CompiledCollective:
-    """The program by which workers tell each other the rows of their ranks.
+    """The program by which workers exchange the rows of their ranks.
 
     It is a sum of tables, each with zeros but for the rows of its own ranks.
     """
@@ -104,12 +104,12 @@ def compile_length_exchange(collective: Collective, topology: GroupTopology) -> 
 
 
 def rows_per_rank(collective: Collective, group: GroupInfo) -> int:
-    """How many numbers a rank has to tell, where lengths differ."""
+    """How many numbers a rank has to send, where lengths differ."""
     return group.size if isinstance(collective.operation, AllToAll) else len(collective.leaves)
 
 
 def compile_announcement(topology: GroupTopology, root: int) -> PackTask:
-    """The task by which the worker of `root` tells the others what is coming."""
+    """The task by which the worker of `root` announces its value to the others."""
     span = Span(0, 0)
     plan = tree.broadcast(range(len(topology.peers)), topology.place, span, topology.place_of(root))
     plan_hash = digest(f"announcement|{root}|{[peer.ranks for peer in topology.peers]}")
@@ -134,7 +134,7 @@ def decode_announcement(word: bytes) -> tuple[Collective, bytes]:
 
 
 def matches_announcement(model: PreparedCollective, told: Collective, contract: bytes) -> bool:
-    """Whether what was announced is what a rank of ours takes part in."""
+    """Whether the announced collective is the one in which a local rank takes part."""
     return digest(told.open_contract()) == model.terms if model.collective.open else contract == model.contract
 
 

@@ -2,8 +2,8 @@
 
 *Wide* positions count the elements of all ranks' rows, place by place (worker by worker) and within a place rank by
 rank, so that what a worker sends or receives is one span; plans speak of those. A worker holds only the part that
-concerns it: a *window* maps wide positions to its memory. What goes from a rank to another one of the same worker is
-*local* and not in any plan's way: it is copied straight into the result.
+concerns it: a *window* maps wide positions to its memory. Data from a rank to another one of the same worker are
+*local* and in no plan: they are copied straight into the result.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class RanksByWorker:
-    """Ranks by place, and mine."""
+    """Ranks by place, and those of this worker."""
 
     ranks_by_place: tuple[tuple[int, ...], ...]
     place: int

@@ -62,7 +62,7 @@ CHANNELS = 8  # tasks that run side by side
 MAX_INLINE_BYTES = 256 << 10  # of a result: what takes the worker some tens of microseconds
 _SIGNAL_PACK = Pack(
     DType.UINT8, DType.UINT8, 1, 0, 0
-)  # what a collective without data sends, so that it still synchronises
+)  # the payload of a collective without data, so that it still synchronises
 
 
 def digest(text: str) -> bytes:
@@ -83,7 +83,7 @@ class PackTask:
     peers: frozenset[int]  # places that the plan speaks to
     partition: Partition | None = None  # where the operation cuts leaves or joins them
     reason: str = ""  # this algorithm: for people
-    blocks: BlockLayout | None = None  # what its plan counts instead of elements, where it travels compressed
+    blocks: BlockLayout | None = None  # the units of its plan instead of elements, where it travels compressed
     block_count: int = 0  # of its pack
     gpu_rows: tuple[GpuRows, ...] = ()  # where NCCL carries it between GPUs
     dtype: np.dtype[Any] = field(init=False, compare=False)  # of its pack
@@ -109,15 +109,15 @@ class PackTask:
 
 @dataclass(frozen=True, slots=True)
 class CompiledCollective:
-    """What one worker does for a collective.
+    """The work of one worker for a collective.
 
     `contributors` are the local ranks that contribute, `receivers` those that get a result.
 
     A result slot begins with `header`, the outlines of those ranks that do not know what comes; `header_offsets` says
     where theirs begin. Offsets of results in `layout` count from behind it.
 
-    What is folded or moved within one worker, in one pack that is small, needs no task that runs: it is carried out
-    `is_inline`, but not what NCCL carries out, whose turn is waited for and given back.
+    A small pack that is folded or moved within one worker needs no task that runs: it is carried out
+    `is_inline`. NCCL's work is not, because its turn is waited for and given back.
     """
 
     collective: Collective

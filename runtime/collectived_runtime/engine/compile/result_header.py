@@ -18,7 +18,7 @@ def encode_result_headers(
     receivers: Sequence[int],
     strangers: Sequence[int],
 ) -> tuple[bytes, dict[int, int]]:
-    """What receivers must be told about where their results lie, and where in the slot each finds it.
+    """Build the headers that say where results lie, and return them with the offset in the slot for each receiver.
 
     Args:
         packs: whose result offsets count from behind what is returned here.

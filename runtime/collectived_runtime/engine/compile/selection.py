@@ -1,4 +1,4 @@
-"""What carries a pack between the workers of a group: the tree, an algorithm of the table or of the caller, or NCCL.
+"""The choice of the algorithm for a pack between workers: the tree, one of the table or the caller, or NCCL.
 
 The same choice on every worker: it is made of what all of them have agreed on, and is part of the plan's hash.
 """

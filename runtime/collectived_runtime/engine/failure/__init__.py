@@ -1,1 +1,1 @@
-"""Fault reports, and the decision of workers that hear no coordinator."""
+"""Fault reports, and the decision of workers without an answer of the coordinator."""

@@ -1,4 +1,4 @@
-"""Verdicts as a worker makes them alone, when the coordinator says nothing, and as it tells them to its clients."""
+"""Verdicts as a worker makes them alone, when the coordinator does not answer, and as it sends them to its clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make_verdict(topology: GroupTopology, name: str, generation: int, first: int
     """The verdict of worker `name` from instance `first` on, given what one of its group loops reported.
 
     Args:
-        op: the operation of that instance, '' where nobody has submitted it here.
+        op: the operation of that instance, '' where no rank has submitted it here.
     """
     told = {position.rank: position for position in report.ranks}  # of this worker's ranks
     members = tuple(
@@ -95,7 +95,7 @@ def _decide(
     report: Report,
     told: dict[int, RankPosition],
 ) -> Decision:
-    """What a report comes to, where nothing is known but of the ranks of this worker."""
+    """The decision that follows from a report, where only the ranks of this worker are known."""
     rank, peer = report.rank, report.peer
     match report.kind:
         case ReportKind.EXPIRED:

@@ -1,6 +1,6 @@
-"""Flooding: the workers of a generation tell each other what they decide when the coordinator says nothing.
+"""Flooding: the workers of a generation send each other their decisions when the coordinator does not answer.
 
-What is taken, and when, is decided in `verdict_agreement.py`. Whoever cannot be reached decides without us.
+`verdict_agreement.py` decides which verdict is taken, and when. A worker that cannot be reached decides alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from collectived_runtime.transport.link import Link, LinkBroken, LinkProtocolErr
 
 CHANNEL = CHANNELS + 1
 LISTEN_SECONDS = 0.075  # to those who may be dead; with DECIDE_ALONE_SECONDS it ends before clients give up
-MAX_FORWARDERS = 2  # workers that tell one that has been given up
+MAX_FORWARDERS = 2  # workers that notify one that has been given up
 SEND_SECONDS = 1.0  # in which peers are reached, or not
 _FINAL = 1  # in a frame's round
 
@@ -48,8 +48,8 @@ class PeerConsensus:
     """Has the workers of one generation agree on a verdict. Runs in the group loop's thread.
 
     Args:
-        apply_verdict: takes what has been decided.
-        add_missing_ranks: what this worker has to add to a verdict of another: who is missing here.
+        apply_verdict: takes the decision.
+        add_missing_ranks: adds the ranks that are missing here to a verdict of another worker.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class PeerConsensus:
                             self._send(place, word, final)
 
     def notify_excluded(self, verdict: Verdict) -> None:
-        """The coordinator has given a worker up that may live all the same: its own ranks are to hear of it too."""
+        """The coordinator has given a worker up that may live all the same: its own ranks must get the verdict too."""
         if verdict.decided_by != BY_COORDINATOR or verdict.orderly:
             return
         missing = {member.rank for member in verdict.missing}
@@ -163,4 +163,4 @@ class PeerConsensus:
 
 
 def _unreachable(error: LinkBroken) -> None:
-    """Whoever cannot be reached decides without us."""
+    """Nothing to do: a worker that cannot be reached decides alone."""

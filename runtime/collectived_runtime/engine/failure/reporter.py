@@ -1,4 +1,4 @@
-"""What a group loop tells the coordinator when something is wrong, and what it does when nobody answers."""
+"""Reports of a group loop to the coordinator about faults, and its own decisions when no answer comes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ log = logging.getLogger("collectived.group_loop")
 
 _DEPARTURES = (ReportKind.LEFT, ReportKind.LOST, ReportKind.ABORT)
 _EARLY_SECONDS = 0.05  # by which a deadline may be taken for passed before it has, for ranks count theirs themselves
-_ANY = -1  # whatever instance comes next
+_ANY = -1  # the instance that comes next
 DECIDE_ALONE_SECONDS = 0.1  # how long a group loop waits for the coordinator's verdict before it decides for itself
 DECIDE_ALONE_STEPS = 2  # with those of a listening fewer than a client's, which is to be late no less often
-MISMATCH_DECIDE_ALONE_SECONDS = 1.0  # the same where nothing but the truth about who differs is waited for
+MISMATCH_DECIDE_ALONE_SECONDS = 1.0  # the same where the wait is only for the ranks that differ
 REFUSED_DECIDE_ALONE_SECONDS = 1.0  # the same where the coordinator finds out whether the worker at the other end lives
 NCCL_DECIDE_ALONE_SECONDS = (
-    1.0  # the same where NCCL failed, after the time in which the coordinator finds out who is lost
+    1.0  # the same where NCCL failed, after the time in which the coordinator finds out which ranks are lost
 )
 
 
@@ -69,9 +69,9 @@ class FaultReporter:
     """Reports the faults of one generation, and has its worker decide about them where the coordinator does not answer.
 
     Args:
-        worker: this worker's name, for what it decides alone.
+        worker: this worker's name, for verdicts that it makes alone.
         apply_verdict: takes a verdict that this worker made alone.
-        sample_stacks: has the tracker told where the threads of some local ranks are.
+        sample_stacks: asks where the threads of some local ranks are, for the tracker.
     """
 
     def __init__(
@@ -129,7 +129,10 @@ class FaultReporter:
         self.report_fault(ReportKind.EXHAUSTED, instance.number, rank=rank, text=text)
 
     def report_nccl_failure(self, instance: Instance, error: Exception) -> None:
-        """NCCL has failed. It does not say who is at fault, not even where another rank is gone: nobody is accused."""
+        """Report that NCCL has failed.
+
+        NCCL names no culprit, not even where another rank is gone: no rank is accused.
+        """
         instance.bar()
         log.info("group %s: %s", unscoped_name(self.topology.group.name), error)
         self.report_fault(ReportKind.NATIVE, instance.number, text=str(error))
@@ -193,20 +196,20 @@ class FaultReporter:
         self._send_report(replace(report, peer=peer))
 
     def report_resumed(self, instance: int) -> None:
-        """What was pending has completed."""
+        """Report that a pending instance has completed."""
         self._send_report(self._tracker.make_report(ReportKind.RESUMED, instance))
 
     def log_verdict(self, verdict: Verdict, failing: bool) -> None:
-        """Clients hear of it by their exceptions. It is logged once; that somebody has left is no failure."""
+        """Log a verdict once. Clients get it by their exceptions. A departure in order is no failure."""
         news = not self._failure_logged and (failing or not verdict.orderly)
         self._failure_logged |= news
         level, name = logging.INFO if news else logging.DEBUG, unscoped_name(self.topology.group.name)
         log.log(level, "group %s: %s", name, verdict.message, extra=verdict_fields(verdict))
 
     def report_mismatch(self, instance: Instance, worker: int) -> None:
-        """Ranks differ in an instance, or in one just before it in which no local rank has heard from all others.
+        """Ranks differ in an instance, or in one just before it in which no local rank has received from all others.
 
-        Of those before it the coordinator is told first: it compares what was submitted, and goes by the first that
+        Those before it are reported first: the coordinator compares the submissions, and goes by the first that
         differs. `worker`: whose frame shows it.
         """
         instance.bar()
@@ -220,17 +223,19 @@ class FaultReporter:
         self.report_fault(ReportKind.MISMATCH, instance.number, worker=worker)
 
     def report_left(self, rank: int, last: int) -> None:
-        """A local rank has left in order, after that instance: whoever goes on without it is to know."""
+        """A local rank has left in order, after that instance: ranks that go on without it must know."""
         self.report_gone(rank, last)
         self._add_departures([rank], last + 1)
 
     def report_gone(self, rank: int, last: int) -> None:
-        """A local rank is there no longer, which nobody waits to know: it left in order, or what it left had failed."""
+        """Report a local rank that is gone. No rank waits for that: it left in order, or its generation had failed."""
         self._send_report(self._record_departure(self._tracker.make_report(ReportKind.LEFT, last, rank=rank)))
 
     def report_worker_left(self, task: int, instance: int) -> None:
-        """A worker has said goodbye, which this instance waits for: all its ranks have left in order, as it tells the
-        coordinator itself."""
+        """A worker has said goodbye, and this instance waits for it.
+
+        All its ranks have left in order, as it reports to the coordinator itself.
+        """
         self._add_departures(self._find_ranks(task), instance)
 
     def mark_worker_gone(self, task: int) -> None:
@@ -268,7 +273,7 @@ class FaultReporter:
         return next(peer.ranks for peer in self.topology.peers if peer.task == task)
 
     def _is_announced(self, rank: int) -> bool:
-        """Whether those who wait for this rank alone have been told, or all have."""
+        """Whether the ranks that wait for this rank alone, or all ranks, have its verdict."""
         known = self._tracker.verdicts
         return any(not verdict.orderly or rank in [one.rank for one in verdict.missing] for verdict in known)
 
@@ -281,7 +286,7 @@ class FaultReporter:
         together: dict[int, list[int]] = {}
         for rank, departure in due:
             first = self._departed_from[rank]
-            # What has been said of letters alone does not reach those who wait for an instance.
+            # A verdict about letters alone does not reach ranks that wait for an instance.
             waits = (
                 self._tracker.find_verdict(first) is None
                 if first < messages.P2P_BASE
@@ -289,7 +294,7 @@ class FaultReporter:
             )
             if waits and self._is_connected() and now < departure.give_up_at:
                 departure.patience = _wait_for_coordinator()
-                if departure.question is not None:  # which may have come before the rank's own leave: nobody answered
+                if departure.question is not None:  # which may have come before the rank's own leave, without an answer
                     self._send_report(departure.question)
                 continue
             del self._pending_departures[rank]
@@ -308,9 +313,9 @@ class FaultReporter:
         )
 
     def report_stranded(self, verdict: Verdict, failing: Sequence[Instance]) -> None:
-        """Tell the coordinator that a departure has made instances fail, so that it records a failure.
+        """Report to the coordinator that a departure has made instances fail, so that it records a failure.
 
-        Only a worker that has heard the goodbye itself does so: not all of a large group.
+        Only a worker that has received the goodbye itself does so: not all of a large group.
         """
         heard = any(member.rank in self._departed_from for member in verdict.missing)
         if verdict.orderly and failing and heard and verdict.decided_by == BY_COORDINATOR:
@@ -324,8 +329,10 @@ class FaultReporter:
         return report
 
     def resend(self) -> None:
-        """Says once more who has gone and that NCCL failed, on which a verdict may take long: what was said to a
-        coordinator that went away may not have been heard, or not been decided."""
+        """Report departures and pending failures of NCCL once more.
+
+        A coordinator that went away may not have received them, or not decided.
+        """
         for report in self._departures:
             self._send_report(report)
         for _, report in self._pending_decisions.values():
@@ -341,7 +348,7 @@ class FaultReporter:
     def is_awaiting_verdict(self) -> bool:
         """Whether a verdict is still to come on something that was reported.
 
-        That ranks have left the coordinator says, as long as it is there, to whom it may concern.
+        The coordinator, as long as it is there, reports ranks that have left to those that wait.
         """
         if self._pending_departures and not self._is_connected():
             return True
@@ -361,7 +368,7 @@ class FaultReporter:
         return due
 
     def on_timer(self) -> None:
-        """Reports deadlines and stalls that have come, and decides alone what nobody has answered."""
+        """Report deadlines and stalls that have come, and decide alone about reports without an answer."""
         now = time.monotonic()
         if self._tracker.next_deadline() <= now:
             for report in self._tracker.collect_due_reports(now):
@@ -462,7 +469,7 @@ def _wait_for_coordinator(seconds: float | None = None) -> Patience:
 
 
 def _is_more_specific(report: Report, earlier: Report) -> bool:
-    """Whether a report says more than an earlier one: that NCCL failed yields to what names who is at fault."""
+    """Whether a report says more than an earlier one: a failure of NCCL gives way to a report with a culprit."""
     return earlier.kind is ReportKind.NATIVE and report.kind not in (ReportKind.NATIVE, ReportKind.EXPIRED)
 
 

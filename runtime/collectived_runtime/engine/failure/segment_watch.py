@@ -1,7 +1,7 @@
-"""What a group loop does about a segment: it follows what the ranks do there, and reports why nothing completes.
+"""The watch of a group loop over a segment: it follows the ranks there, and reports why nothing completes.
 
 The loop is not on the path of a collective. It looks when a rank has waited for a while, when a rank has gone, and at
-deadlines. It tells the tracker what it sees, so that stalls, deadlines and verdicts are decided as in other groups. The
+deadlines. It updates the tracker, so that stalls, deadlines and verdicts are decided as in other groups. The
 segment's word comes first: an instance has failed once the segment says so, and what is reported says the same.
 
 It counts what has been done by what the first rank has counted, so that each instance counts once for its group; of
@@ -34,7 +34,7 @@ from collectived_runtime.engine.record.segment_totals import MessageTotals, Segm
 from collectived_runtime.engine.submit.contracts import PreparedCollective
 from collectived_runtime.engine.submit.tracker import Arrival, InstanceTracker
 
-_LOOK_SECONDS = 0.2  # between two looks at an instance that somebody waits for
+_LOOK_SECONDS = 0.2  # between two looks at an instance that ranks wait for
 _EXPLAIN_SECONDS = 0.1  # in which a rank that ended the generation says why
 _MOST_INSTANCES = 1 << 39  # no generation begins with a larger number: a word has no room for it
 _ENDED_BY_A_RANK = (core.ABORTED, core.INTERRUPTED, core.FAILED)
@@ -83,7 +83,7 @@ class SegmentWatch:
         self._reported = False  # why the generation is over
 
     def offer(self, local_rank: LocalRank) -> None:
-        """Tell a rank where its generation meets."""
+        """Send a rank the segment of its generation."""
         self._segment.offer(local_rank, self._doorbells)
 
     def answer(
@@ -170,7 +170,7 @@ class SegmentWatch:
         return complete, culprit, reason
 
     def _read_word(self) -> tuple[int, int, int]:
-        """(complete, culprit, reason), as far as a member cannot have made it up: nobody comes beyond such a number."""
+        """(complete, culprit, reason). A number that no group can reach is nonsense that a member wrote."""
         complete, culprit, reason = self._segment.watcher.decided()
         if complete < _MOST_INSTANCES:
             return complete, culprit, reason
@@ -221,14 +221,14 @@ class SegmentWatch:
         )
 
     def _read_seats(self, complete: int, now: float) -> None:
-        """Tell the tracker how far each rank is, and who has come to the open instance."""
+        """Update the tracker: how far each rank is, and which ranks have come to the open instance."""
         tracker = self._tracker
         come: list[tuple[float, int, PreparedCollective, SeatState]] = []
         for rank, progress in tracker.progress.items():
             seat = self._segment.read_seat(rank)
             if seat.instance > self._start:  # else what it did last was in an earlier generation
                 progress.finished = max(progress.finished, min(complete, seat.instance) - 1)
-            if complete > self._start or seat.instance > self._start:  # what is complete, all have submitted
+            if complete > self._start or seat.instance > self._start:  # complete instances have been submitted by all
                 progress.submitted = max(progress.submitted, complete - 1, min(seat.instance, complete + 1) - 1)
             has_come = seat.instance > complete or (seat.instance == complete and seat.ticks > 0)
             prepared = self._doorbells.local_ranks[rank].prepared.get(seat.description)
@@ -257,7 +257,8 @@ class SegmentWatch:
         if reason == core.MISMATCH and self._have_all_come(instance):
             self._report_mismatch(instance)
         elif reason == core.DEADLINE:
-            # What a rank has said meanwhile goes before it: that its worker did not answer, which was stopped.
+            # A report of a rank that has come meanwhile goes first: that its worker did not answer, because it was
+            # stopped.
             self._patience = self._patience or Patience(0.0, now, steps=1)
         elif reason == core.WORKER and not any(one.has_departed for one in self._tracker.progress.values()):
             # Ranks say so of a worker that is silent, before they close their doorbells. One that was let go says so of
@@ -272,7 +273,7 @@ class SegmentWatch:
             self._patience = self._patience or Patience(_EXPLAIN_SECONDS, now, steps=4)
 
     def lost(self, rank: int) -> None:
-        """A rank's process is gone; what it has published wholly may still complete."""
+        """A rank's process is gone; instances that it has published wholly may still complete."""
         first = self._segment.watcher.lost(self._segment.seats[rank])
         self._settle(rank, first)
 
@@ -331,7 +332,7 @@ class SegmentWatch:
             self._reporter.report_expired(complete)
         elif reason == core.MISMATCH:
             self._report_mismatch(complete)
-        elif rank < 0:  # a member has written the word since it was read: nobody knows which
+        elif rank < 0:  # a member has written the word since it was read: it is not known which one
             self._report_mismatch(complete, "their shared memory says what no rank could have written in order")
         else:
             self._reported = True

@@ -1,9 +1,9 @@
-"""What a group loop does about the segment of its ranks where other workers have ranks of the group, too.
+"""The watch of a group loop over the segment of its ranks, where other workers have ranks of the group, too.
 
 The ranks bring small values there. This worker takes them, or their partial sums, to the other workers and brings the
 results; it has a seat of its own, without which nothing completes. So it knows of every instance, as where ranks submit
 over the doorbell: deadlines are watched, contracts compared and verdicts reached as there, and the segment's word says
-no more than that the generation is over. What is larger goes over the doorbell, in one order with what is small.
+no more than that the generation is over. Larger values go over the doorbell, in one order with small ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collectived_runtime.engine.run.crossing import WorkerSeat
 from collectived_runtime.engine.submit.contracts import PreparedCollective
 from collectived_runtime.engine.submit.tracker import Arrival, Instance, InstanceTracker
 
-_LOOK_SECONDS = 0.02  # after which it is told which ranks have come, if not all have
+_LOOK_SECONDS = 0.02  # after which the tracker gets the ranks that have come, if not all have
 
 Fail = Callable[[LocalRank, int, Verdict], None]
 
@@ -85,7 +85,7 @@ class SpanningWatch(SegmentWatch):
     def brings(self, instance: Instance) -> bool:
         """Whether the ranks take the results out of the segment: all come there, and what comes is small.
 
-        Else their worker tells them over the doorbell where the results lie.
+        Else their worker sends them over the doorbell where the results lie.
         """
         if self._is_mixed(instance) or len(set(instance.rows)) > 1:
             return False
@@ -104,7 +104,7 @@ class SpanningWatch(SegmentWatch):
         self, local_rank: LocalRank, prepared: PreparedCollective, submission: messages.Submit, fail: Fail
     ) -> bool:
         if submission.instance < self._tracker.next_number and local_rank.get_outcomes(submission.instance):
-            return False  # it has missed them, and hears them again
+            return False  # it has missed them, and gets them again
         if self.carries(prepared):
             return super().answer(local_rank, prepared, submission, fail)
         progress = self._tracker.progress[local_rank.rank]
@@ -126,7 +126,7 @@ class SpanningWatch(SegmentWatch):
         return True
 
     def _attend_others(self, number: int) -> None:
-        """Others may come to the segment: those whose values are small, or who do not know what comes."""
+        """Attend an instance for other ranks: those with small values, or without a value, may come to the segment."""
         if number == self._tracker.next_number and number not in self._tracker.instances:
             self.seat.engine.attend(number, True)
             self._take_arrivals()
@@ -155,7 +155,7 @@ class SpanningWatch(SegmentWatch):
     def has_open(self, before: int) -> bool:
         return any(early.submission.instance < before for early in self._early)
 
-    # What the ranks do in the segment
+    # The ranks in the segment
 
     def _on_knock(self) -> None:
         if self._read_word()[2]:
@@ -252,7 +252,10 @@ class SpanningWatch(SegmentWatch):
         return min(super().next_deadline(), min((early.deadline for early in self._early), default=math.inf))
 
     def _expire(self, now: float) -> None:
-        """What waits for its turn ends the open instance at its deadline; of all others the verdict does."""
+        """End the open instance at the deadline of a submission that waits for its turn.
+
+        The verdict ends all others.
+        """
         due = [early for early in self._early if early.deadline <= now]
         for early in due:
             early.deadline = math.inf
@@ -261,6 +264,6 @@ class SpanningWatch(SegmentWatch):
             self.look()
 
     def close(self) -> None:
-        self._segment.watcher.abort(core.STOPPED, core.WORKER_SEAT)  # whoever comes now asks why
+        self._segment.watcher.abort(core.STOPPED, core.WORKER_SEAT)  # a rank that comes now asks why
         self.seat.close()
         self._segment.close()

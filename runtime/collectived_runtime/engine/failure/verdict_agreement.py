@@ -1,17 +1,18 @@
 """How one worker comes to the verdict that all workers of its generation come to, as a pure step function.
 
-Verdicts come from two sides: the coordinator sends one to every worker, and workers that hear nothing decide alone and
-tell each other. The rule is one for both, whatever comes first:
+Verdicts come from two sides: the coordinator sends one to every worker, and workers without its answer decide alone and
+send each other their decisions. The rule is one for both, in any order of arrival:
 
-- Who decides alone tells all the others. So does whoever hears of it, for the first time or of something better: the
-  verdict with the lowest `precedence` is the best. So every worker says what is the best that it knows.
-- What all have said alike counts. A worker's word only gets better, and two verdicts would need the word of every
-  worker each: however long messages take, one verdict comes of it.
-- Who has not said the same within `listen_seconds` is given up, for it may be dead, and what is best then counts. This
-  alone depends on time: workers that live agree if a message takes at most a quarter of that.
-- What counts on one worker, and its clients have been told, is *final* for the others, who are told so.
-- A verdict of the coordinator is final where nobody has spoken. A little later it is one word more, and goes before
-  others about the same instance; then it comes too late. So does what a worker would add that has spoken.
+- A worker that decides alone sends its verdict to all others. So does a worker that receives one, for the first time or
+  a better one: the verdict with the lowest `precedence` is the best. So every worker sends the best verdict that it
+  knows.
+- A verdict that all have sent alike counts. A worker's verdict only gets better, and two verdicts would need the word
+  of every worker each: however long messages take, one verdict comes of it.
+- A worker that has not said the same within `listen_seconds` is given up, for it may be dead, and the best verdict then
+  counts. This alone depends on time: workers that live agree if a message takes at most a quarter of that.
+- A verdict that counts on one worker, and that its clients have, is *final* for the others, which get it so.
+- A verdict of the coordinator is final where no worker has sent one. A little later it is one of several, and goes
+  before others about the same instance; then it comes too late. So does a second verdict of a worker that has sent one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _STILL_HEARD = 1 / 3  # of a listening, the coordinator: what it says may take t
 
 @dataclass(frozen=True, slots=True)
 class TellVerdict:
-    """Tell it to all the other workers, or to worker `only`; `final`: clients have been told it."""
+    """Send it to all the other workers, or to worker `only`; `final`: clients have it."""
 
     verdict: Verdict
     final: bool = False
@@ -56,20 +57,20 @@ class VerdictAgreement:
         self._listen_seconds = listen_seconds
         self._others = frozenset(others)
         self._taken: list[Verdict] = []
-        self._announced = 0  # so many of these the others have been told
-        self._best: dict[_Topic, Verdict] = {}  # what this worker has said, and has not taken
-        self._words: dict[int, dict[_Topic, Verdict]] = {}  # what each of the others has said last
-        self._late: list[Verdict] = []  # what came when it was too late to tell the others
+        self._announced = 0  # so many of these the others have
+        self._best: dict[_Topic, Verdict] = {}  # verdicts that this worker has sent and not taken
+        self._words: dict[int, dict[_Topic, Verdict]] = {}  # the last verdicts of each of the others
+        self._late: list[Verdict] = []  # verdicts that came when it was too late to send them
         self._patience: Patience | None = None  # with those who have not said the same
         self._heard_until = math.inf  # by the coordinator
 
     @property
     def next_deadline(self) -> float:
-        """When `on_timer` has something to do; inf where nobody has spoken."""
+        """When `on_timer` has something to do; inf where no worker has sent a verdict."""
         return math.inf if self._patience is None else self._patience.at
 
     def decide_alone(self, verdict: Verdict, now: float) -> list[AgreementEffect]:
-        """This worker has heard nothing of the coordinator, and says what it would decide."""
+        """Propose a verdict of this worker, because the coordinator has not answered."""
         if not self._others:
             return self._take(verdict)
         if self._best:
@@ -88,7 +89,10 @@ class VerdictAgreement:
     def hear_worker(
         self, task: int, verdict: Verdict, final: bool, now: float, improved: Verdict | None = None
     ) -> list[AgreementEffect]:
-        """What worker `task` has decided, or has been told. `improved`: the same with what this worker knows of it."""
+        """Take a verdict that worker `task` has made or received.
+
+        `improved`: the same with the knowledge of this worker.
+        """
         if final:
             return self._take_final(verdict, now)
         self._words.setdefault(task, {})[_topic(verdict)] = verdict
@@ -104,7 +108,7 @@ class VerdictAgreement:
         return self._settle(now)
 
     def _propose(self, verdict: Verdict, now: float) -> list[AgreementEffect]:
-        """Tells the others what is best; first what was taken before, which they may be about to take."""
+        """Send the others the best verdict; before it those taken earlier, which they may be about to take."""
         known = self._best.get(_topic(verdict))
         if self._is_decided(verdict) or (known and precedence(verdict) >= precedence(known)):
             return []
@@ -115,7 +119,7 @@ class VerdictAgreement:
         return [*self._announce(), TellVerdict(verdict)]
 
     def _announce(self) -> list[AgreementEffect]:
-        """Tells the others what clients have been told here, in the same order."""
+        """Send the others the verdicts that local clients have, in the same order."""
         unknown, self._announced = self._taken[self._announced :], len(self._taken)
         return [TellVerdict(verdict, final=True) for verdict in unknown]
 
@@ -129,7 +133,7 @@ class VerdictAgreement:
         return self._settle(now) if self._best and agreed else []
 
     def _take_final(self, verdict: Verdict, now: float) -> list[AgreementEffect]:
-        """Clients have been told it: what it leaves undecided is listened for on."""
+        """Take a verdict that clients have. The wait goes on for topics that it leaves undecided."""
         if self._is_decided(verdict):
             return []
         effects = self._take(verdict)

@@ -14,9 +14,9 @@ from collectived_runtime.engine.gpu.launch_queue import LaunchQueue, TicketKey
 
 @dataclass(frozen=True, slots=True)
 class NcclContext:
-    """What a worker carries collectives out with where NCCL does it. `gpus` are by index.
+    """The tools with which a worker runs collectives of NCCL. `gpus` are by index.
 
-    What several GPUs are to do at the same time is given to all of them under `launch_lock`: two such things that came
+    Work for several GPUs at the same time is given to all of them under `launch_lock`: two such works that came
     to two GPUs in different orders would wait for each other forever.
     """
 
@@ -47,7 +47,7 @@ class LaunchOrder:
         self._launched = 0
 
     def create_turn(self, number: int) -> LaunchTurn:
-        """What task `number` of those that NCCL carries out waits for."""
+        """The turn for which task `number` of those that NCCL carries out waits."""
         return LaunchTurn(self, number)
 
     def is_next(self, number: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the GPUs of a worker bring to a collective of NCCL: each folds what its own ranks have, in rank order.
+"""Contributions of a worker's GPUs to a collective of NCCL: each folds the values of its own ranks, in rank order.
 
 Values that do not lie on their rank's GPU are brought to the host first, and from there to that GPU.
 """
@@ -33,7 +33,7 @@ from collectived_runtime.engine.run.task import TaskContext
 
 @dataclass(slots=True)
 class GpuContribution:
-    """What one GPU of this worker does in a task.
+    """The part of one GPU of this worker in a task.
 
     Attributes:
         rank: of the communicator.
@@ -120,7 +120,7 @@ class MultiGpuTask(GpuTask):
             else:
                 self._fold_pieces(share.gpu, run, into, stream)
             if number:
-                assert how is not None, "what is moved has one rank that contributes"
+                assert how is not None, "a value that is moved has one rank that contributes"
                 cuda.fold(make_fold_spec(how), [total, spare], [total], len(self.task.span), stream)
 
     def _fold_pieces(self, gpu: Gpu, ranks: Sequence[Sequence[Piece]], into: int, stream: int) -> None:
@@ -157,7 +157,7 @@ class MultiGpuTask(GpuTask):
 
 
 def to_nccl(how: Arithmetic | None, itemsize: int) -> tuple[ElementLayout, NcclOperation]:
-    """What NCCL takes a row for, and how it folds it; rows that are only moved are bytes."""
+    """NCCL's type for a row, and its operation; rows that are only moved are bytes."""
     if how is None:
         return (NcclDataType.UINT8, itemsize), NcclOperation.SUM
     found, op = element_layout(how), nccl_operation(how.operation)

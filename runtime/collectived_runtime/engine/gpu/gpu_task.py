@@ -47,7 +47,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one rank contributes to elements [start, stop) of the pack."""
+    """The contribution of one rank to elements [start, stop) of the pack."""
 
     start: int
     stop: int
@@ -158,7 +158,7 @@ class GpuTask:
             if how is None:
                 return
             begin, nbytes = span.start * size, len(span) * size
-            for target in targets[MOST_OUTPUTS:]:  # what one kernel does not write
+            for target in targets[MOST_OUTPUTS:]:  # those that one kernel does not write
                 cuda.copy(target.address + begin, targets[0].address + begin, nbytes, stream)
 
         self.submit(gpu, work)
@@ -176,7 +176,7 @@ class GpuTask:
     # By way of the host
 
     def _prepare_buffers(self, ranks: Sequence[Sequence[Piece]]) -> Generator[Wait, None, Buffers]:
-        """What the plan works on, in memory of the host."""
+        """Prepare the buffers of the plan, in memory of the host."""
         gpu, how = _find_gpu(ranks, self.context.outputs), self.arithmetic
         output, windows = self.allocate_output(gpu)
         if how is None:
@@ -300,7 +300,7 @@ class GpuTask:
 
         self.submit(target.gpu, work)
 
-    # What is under way
+    # Work under way
 
     def allocate_host(self, gpu: Gpu | None, size: int) -> NDArray[np.uint8]:
         """Memory of the host; pinned where a GPU is to read or write it."""
@@ -319,7 +319,7 @@ class GpuTask:
             self.context.completion_event.add_launches([launch for _, launch in self._launches])
 
     def wait_all(self) -> Iterator[Wait]:
-        """Wait until nothing is under way any more; what fails is raised at once, for others may wait for it."""
+        """Wait until nothing is under way any more. An error is raised at once, for others may wait for it."""
         while pending := [launch for _, launch in self._launches if not launch.done]:
             if any(launch.error is not None for _, launch in self._launches):
                 break
@@ -334,7 +334,7 @@ class GpuTask:
         self._launches.clear()
 
     def stop(self) -> None:
-        """Begin nothing more. What is under way goes on: a GPU on which it does not end is given up."""
+        """Begin nothing more. Work under way goes on: a GPU on which it does not end is given up."""
         for gpu, launch in self._launches:
             launch.cancel()
             if not launch.has_ended:
@@ -356,7 +356,7 @@ class GpuTask:
         self.context.tools.wake()
 
     def _release_memory(self) -> None:
-        """What served in between serves again as soon as the last GPU is done; whoever finds that first does it."""
+        """Release intermediate memory as soon as the last GPU is done. The first thread that finds it done does so."""
         with self._release_lock:
             if not self._is_stopped or self._has_ended or not all(launch.has_ended for _, launch in self._launches):
                 return

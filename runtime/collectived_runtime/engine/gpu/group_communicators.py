@@ -62,7 +62,7 @@ class GroupCommunicators:
             size = len(self._topology.gpus)
             made = yield from create_communicators(workers, key, nccl, size, self._global_ranks)
             nccl.communicators.store(self._global_key, made)
-        self.cancel_launches()  # whatever became of the one before: a ticket that is kept holds up all that come later
+        self.cancel_launches()  # also after a failed one: a ticket that is kept delays all later ones
         order = self._launch_order = LaunchOrder(
             key._replace(step=1), program.nccl_task_count, nccl.launch_queue, workers.wake
         )
@@ -82,7 +82,7 @@ class GroupCommunicators:
         return None
 
     def cancel_launches(self) -> None:
-        """What has not been launched of an instance never will be: nobody waits for its turn any more."""
+        """Give up the turns of an instance: its tasks that have not been launched never will be."""
         if self._launch_order is not None:
             self._launch_order.close()
             self._launch_order = None

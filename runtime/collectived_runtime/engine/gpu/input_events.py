@@ -1,7 +1,7 @@
 """Events of clients' GPUs: a submission whose value is still being written there may be carried out when it is.
 
-Its instance is in the tracker from the first, with contract, deadline and line, so that whoever decides about it knows;
-only its start waits. Nobody else waits for the event, neither in the group loop nor on the GPU. The driver may open an
+Its instance is in the tracker from the first, with contract, deadline and line, so that verdicts can name it;
+only its start waits. Nothing else waits for the event, neither in the group loop nor on the GPU. The driver may open an
 event only when the device is idle: that is done aside, for only the group loop can end what keeps the device busy.
 """
 
@@ -105,7 +105,7 @@ class InputEvents:
                 rank.handles[first.event],
                 lambda: self._call_soon_threadsafe(lambda: self._submit_wait(local_rank, rank)),
             )
-        elif opened.done:  # else it is told
+        elif opened.done:  # else it gets a message
             self._submit_wait(local_rank, rank)
 
     def _submit_wait(self, local_rank: LocalRank, rank: _RankInputs) -> None:
@@ -131,7 +131,7 @@ class InputEvents:
         assert rank.launch is not None
         failed, rank.launch = rank.launch.error, None
         if failed is not None:
-            self._disconnect(local_rank, f"what its GPU was to write cannot be waited for: {failed}")
+            self._disconnect(local_rank, f"the event of its GPU's value cannot be waited for: {failed}")
             return
         rank.waits.popleft()
         first.on_written()

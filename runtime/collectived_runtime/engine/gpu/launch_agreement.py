@@ -1,8 +1,8 @@
-"""What workers agree on over their links before NCCL carries out a collective: that all have come, and in which order.
+"""The agreement of workers over their links before NCCL runs a collective: that all have come, and in which order.
 
-NCCL compares nothing: ranks that differ hang, or fold what does not belong together. So before anything is launched the
-workers of a group exchange two numbers. The frames of the first one carry the chain of contracts, as all frames do, so
-that whoever differs is found out; when it has arrived all have come. The second one is the ticket
+NCCL compares nothing: ranks that differ hang, or fold values that do not belong together. So before anything is
+launched the workers of a group exchange two numbers. The frames of the first one carry the chain of contracts, as all
+frames do, so that a rank that differs is found out; when it has arrived all have come. The second one is the ticket
 (`gpu/launch_queue.py`).
 
 Generators like `execute`; whatever becomes of them, the caller removes their key from the launch queue.
@@ -31,7 +31,7 @@ from collectived_runtime.plan import one_shot, tree
 from collectived_runtime.plan.moves import Span
 from collectived_runtime.plan.wide_moves import WidePlan
 
-MAX_DIRECT_WORKERS = 4  # places that tell each other directly
+MAX_DIRECT_WORKERS = 4  # places that send to each other directly
 _HIGHEST = Arithmetic(ReduceOp.MAX, DType.INT64, DType.INT64, 1)
 
 
@@ -52,14 +52,14 @@ class AgreementContext:
     wake: Callable[[], object]
 
     def all_reduce_max(self, subject: str, number: int) -> Generator[Wait, None, int]:
-        """The highest number of all workers, when all of them have told theirs."""
+        """The highest number of all workers, when all of them have sent theirs."""
         mine, scratch, out = np.array([number], np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64)
         buffers = Buffers(mine, scratch, out, _HIGHEST.fold, _HIGHEST.finish, _HIGHEST.finish_in_place)
         yield from self._execute(subject, _max_plan(self.places, self.place), buffers)
         return int(out[0])
 
     def broadcast(self, subject: str, word: NDArray[np.uint8]) -> Generator[Wait, None, bytes]:
-        """What the first worker says, `word` there and as long elsewhere."""
+        """Broadcast `word` of the first worker; those of the others have the same length."""
         buffers = Buffers(word, word, word, refuse_fold, copy_over, keep_in_place)
         yield from self._execute(subject, _broadcast_plan(self.places, self.place, len(word)), buffers)
         return word.tobytes()
@@ -118,7 +118,7 @@ def create_communicators(
             word[:] = np.frombuffer(minted, np.uint8)
         unique_id = yield from talk.broadcast("meet", word)
         making = communicators.create(size, unique_id, ranks, talk.wake)
-        launch_queue.remove(key)  # whoever comes next is made behind these, here as everywhere
+        launch_queue.remove(key)  # later tickets are made behind these, here as everywhere
         while not making.done:
             yield [(making, 0)]
         made = making.result()

@@ -4,7 +4,7 @@ Kernels of two groups on the same GPUs wait for each other forever where two wor
 So every such collective gets a *ticket*, and a worker launches in the order of tickets. For each collective every
 worker of its group *proposes* a number above all that it knows; the highest proposal is its ticket, which all of them
 *settle* on. A collective's *turn* has come when it is settled and no other one, settled or only proposed, has a lower
-number: whatever is proposed later will be higher. Groups may share any workers, and nobody else need know which.
+number: later proposals will be higher. Groups may share any workers, and no other worker need know which.
 
 A worker proposes only when all have come (`gpu/launch_agreement.py`), so that no collective waits for one that a rank
 has not submitted.
@@ -48,7 +48,7 @@ class LamportTickets:
         self._open[key] = ticket, True
 
     def next_ready(self) -> TicketKey | None:
-        """What may be launched now; it stays so until `remove`."""
+        """The ticket that may be launched now; it stays so until `remove`."""
         if not self._open:
             return None
         first = min(self._open, key=lambda key: (self._open[key][0], key))

@@ -1,9 +1,9 @@
 """A task that cuts a leaf apart or joins leaves, of which NCCL carries out all between the GPUs of a group.
 
-What each GPU calls is planned (`compile/gpu_rows.py`): NCCL sees one rank per GPU, and rows in the order of GPUs. So a
-GPU puts what its ranks contribute into that order, or folds it into that order, where it does not lie so already; NCCL
-brings the rows of other GPUs; and what each rank gets is copied to it, but where NCCL has written that itself. Only
-values and results that lie elsewhere pass by the host.
+The calls of each GPU are planned (`compile/gpu_rows.py`): NCCL sees one rank per GPU, and rows in the order of GPUs. So
+a GPU puts the contributions of its ranks into that order, or folds it into that order, where it does not lie so
+already; NCCL brings the rows of other GPUs; and the result of each rank is copied to it, but where NCCL has written
+that itself. Only values and results that lie elsewhere pass by the host.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class NcclRowsTask(MultiGpuTask):
             yield from self._deliver_from_host()
 
     def _bring_leaves(self, share: GpuContribution, rows: GpuRows, leaves: dict[int, int]) -> Iterator[Wait]:
-        """Find the address of each leaf on the GPU of its rank; what lies elsewhere is copied there, in time."""
+        """Find the address of each leaf on the GPU of its rank; a leaf elsewhere is copied there, in time."""
         contributed = locate_leaves(self.context)
         for rank in rows.ranks:
             memory = contributed[rank]
@@ -109,7 +109,7 @@ class NcclRowsTask(MultiGpuTask):
         found = (target for rank, target in self._targets.items() if cut.pieces.get(rank) == whole)
         return next((target.address for target in found if target.gpu is share.gpu), None)
 
-    # What NCCL does, and what comes before
+    # NCCL's work, and the work before it
 
     def _add_gather(self, share: GpuContribution, rows: GpuRows, leaves: Mapping[int, int], output: int) -> None:
         cut, size, nccl = rows.cut, self._size, share.communicator.nccl
@@ -242,7 +242,7 @@ class NcclRowsTask(MultiGpuTask):
     # Delivery
 
     def _add_delivery(self, share: GpuContribution, cut: Partition, output: int) -> None:
-        """Adds copies to the ranks of a GPU that want their result there; what others want is brought to the host."""
+        """Add copies to the ranks of a GPU that want their result there; results of others are brought to the host."""
         away = []
         for rank, pieces in cut.pieces.items():
             target = self._targets.get(rank)

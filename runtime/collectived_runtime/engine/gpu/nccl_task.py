@@ -1,9 +1,9 @@
 """A task that NCCL carries out: what the ranks of a GPU contribute is folded there, and NCCL folds that of all GPUs.
 
-The plan is run on memory of GPUs: each of its moves adds a step to what the streams of this worker's GPUs do. Then one
+The plan is run on memory of GPUs: each of its moves adds a step to the streams of this worker's GPUs. Then one
 launch per GPU does all of it, one step behind the other: fold the ranks of this GPU, in rank order; all-reduce the
 partial sums, or reduce them to the root's GPU; finish them into where ranks want their results. A broadcast is the same
-without folds. Only values that lie elsewhere pass by the host. What NCCL folds, it folds in an order of its own.
+without folds. Only values that lie elsewhere pass by the host. NCCL folds in an order of its own.
 
 Closing a task does not wait for GPUs: the communicators are aborted, and what is under way lingers until that has
 ended it.
@@ -91,7 +91,7 @@ class NcclTask(MultiGpuTask):
         how = self.arithmetic
         fold = choose_native_fold(how, self.task.pack.dtype.itemsize, communicator.has_one_rank_per_gpu)
         self._layout, self._operation = fold.layout, fold.operation
-        # What NCCL leaves in SCRATCH is the result as it is: both are the same memory.
+        # NCCL leaves the result itself in SCRATCH: both are the same memory.
         self._is_final = how is not None and fold.is_final
 
     def carry_out(self) -> Iterator[Wait]:
@@ -182,7 +182,7 @@ class NcclTask(MultiGpuTask):
         if self._is_final:
             share.output = scratch
             return
-        assert how is not None, "what is moved has no scratch"
+        assert how is not None, "a value that is moved has no scratch"
         output = wanted[0].address if wanted else self.allocate_scratch(share.gpu, self.result_bytes).address
         spec, cuda, count = make_fold_spec(how, finish=True), share.gpu.cuda, len(self.task.span)
         share.output = output

@@ -30,7 +30,7 @@ from collectived_runtime.engine.run.task import TaskContext
 
 
 class HostLeaf:
-    """What a rank contributes, on the host; a task reads it like `InputBuffers`."""
+    """The contribution of a rank, on the host; a task reads it like `InputBuffers`."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self._memory = memory
@@ -149,7 +149,7 @@ class RowsTask(GpuTask):
 
 
 def locate_leaves(context: TaskContext) -> dict[int, HostOrGpuBytes]:
-    """What each local rank contributes to a leaf that is cut."""
+    """The contribution of each local rank to a leaf that is cut."""
     found: dict[int, HostOrGpuBytes] = {}
     for rank, source in zip(context.program.contributors, context.sources, strict=True):
         whole = source.contiguous_pack(context.task.pack_number)

@@ -19,7 +19,7 @@ def make_move_spec(word: DType) -> FoldSpec:
 
 
 def plan_copies(cuda: Cuda, source: int, targets: Sequence[int], nbytes: int) -> list[Work]:
-    """What puts `nbytes` at an address to each of `targets`."""
+    """The works that copy `nbytes` at an address to each of `targets`."""
     if not nbytes:
         return []
     word = next((one for one in WORDS if all(at % one.itemsize == 0 for at in (source, nbytes, *targets))), None)

@@ -1,8 +1,8 @@
-"""Stream order: a rank that asks for it is told when all that remains of an instance is on the device, before an event.
+"""Stream order: a rank may get a message when all work of an instance is on the device, before an event.
 
 Its own streams wait for that event, and its caller goes on while the device is still at it. An event must not be
-recorded again while somebody may yet make a stream wait for it: so a rank has a few, and gives them back as it releases
-result slots. A rank that has none left is told only when the instance is done.
+recorded again while a rank may yet make a stream wait for it: so a rank has a few, and gives them back as it releases
+result slots. A rank that has none left gets its message only when the instance is done.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class StreamOrder:
         return CompletionEvent(instance, outputs, tasks, self._record_event)
 
     def release(self, rank: int, number: int) -> None:
-        """Take an event back for which nobody will wait any more; what a rank does not have is ignored."""
+        """Take an event back for which no stream will wait any more.
+
+        A number that the rank does not have is ignored.
+        """
         known = self._ranks.get(rank)
         event = known.lent.pop(number, None) if known is not None else None
         if known is not None and event is not None:

@@ -1,4 +1,4 @@
-"""What a worker gives to each of its group loops, and what a group loop gives to each of its generations."""
+"""The tools that a worker gives to each of its group loops, and a group loop to each of its generations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from collectived_runtime.limits.rejections import RejectionCounters
 
 @dataclass(frozen=True, slots=True)
 class WorkerResources:
-    """What all group loops of a worker share; may be used from any thread.
+    """Resources that all group loops of a worker share; may be used from any thread.
 
     Attributes:
         nccl: None where this worker has no GPUs, or no NCCL.
@@ -51,11 +51,11 @@ class WorkerResources:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What a group loop needs of its worker.
+    """The parts of a worker that a group loop needs.
 
     Attributes:
-        stall_after: seconds after which what waits is said to stall.
-        idle_after: seconds after which a group loop gives back memory that nobody uses.
+        stall_after: seconds of waiting after which an instance counts as stalled.
+        idle_after: seconds after which a group loop gives back memory that is not in use.
         on_closed: called with the group loop, from its thread.
     """
 
@@ -69,7 +69,7 @@ class WorkerContext:
 
 @dataclass(frozen=True, slots=True)
 class RankResources:
-    """What a group loop keeps for its local ranks: doorbells, result slots, and events of GPUs."""
+    """Resources of a group loop for its local ranks: doorbells, result slots, and events of GPUs."""
 
     doorbells: Doorbells
     results: ResultArenas
@@ -113,7 +113,7 @@ class RankResources:
     def _make_parts(
         self, instance: Instance, program: CompiledCollective, readers: Iterable[int], slot: ResultSlot
     ) -> ResultParts | None:
-        """Who is told of parts of the result; None where nobody is."""
+        """The receivers of messages about parts of the result; None where there are none."""
         if program.is_single_worker or program.slot_bytes < MIN_RESULT_BYTES:
             return None
         data = len(program.header)
@@ -151,7 +151,7 @@ class RankResources:
 
 @dataclass(frozen=True, slots=True)
 class GroupContext:
-    """What a group loop gives to each of its generations, which hands on to its parts what they use."""
+    """The tools that a group loop gives to each of its generations, which passes them on to its parts."""
 
     topology: GroupTopology
     worker: WorkerContext

@@ -1,4 +1,4 @@
-"""What a group loop leaves to the native core: small instances that cross hosts, once they have done so before.
+"""Instances that a group loop leaves to the native core: small ones that cross hosts, once they have done so before.
 
 An instance that the ranks fold in their segment, and whose contract has been carried out here twice, has a *route*
 (`run/routes.py`). While nothing else is open, the group loop waits within the native core, which carries such instances
@@ -49,7 +49,7 @@ from collectived_runtime.engine.submit.tracker import MAX_FINISHED, Arrival, Ins
 from collectived_runtime.transport.frame import FrameTemplate
 from collectived_runtime.transport.link import Link
 
-_PATIENCE_NS = NS // 50  # after which it is told who has come, and what is waited for
+_PATIENCE_NS = NS // 50  # after which it returns which ranks have come, and what is awaited
 _REPEATS = 2  # of a contract, after which it has a route
 _MOST_RESTS = 64
 _TRANSFERS = core.MOVE_SEND, core.MOVE_RECEIVE, core.MOVE_KEEP
@@ -67,7 +67,7 @@ class _Route:
 
 @dataclass(frozen=True, slots=True)
 class CrossingContext:
-    """What the crossings of a generation need of it."""
+    """The parts of a generation that its crossings need."""
 
     topology: GroupTopology
     generation: int
@@ -138,7 +138,7 @@ class Crossings:
         self._routes.append(_Route(program, reference, instance.contract, instance.collective, transfers))
 
     def _make_prelude(self, instance: Instance, template: FrameTemplate) -> Prelude:
-        """What workers tell each other before the values, of an instance as this one."""
+        """The exchange of workers before the values, of an instance as this one."""
         operation, topology = instance.collective.operation, self.context.topology
         if instance.rows:
             return exchange(template, instance.collective, topology)

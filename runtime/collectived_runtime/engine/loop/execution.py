@@ -28,7 +28,7 @@ TaskFactory = Callable[[PackTask, dict[int, Link]], Iterator[Wait]]
 class _ActiveTask:
     task: PackTask
     generator: Iterator[Wait]
-    links: frozenset[Link]  # its own as long as it runs: nobody else reads or writes them
+    links: frozenset[Link]  # its own as long as it runs: no other task reads or writes them
     started_at: float
     wait: Wait = ()
 
@@ -44,9 +44,9 @@ class Delivery:
         outputs: that memory of their own, on GPUs.
         rows_outputs: the same of operations that cut values or join them: by rank, of each leaf, in order of packs.
         is_on_device: whether any value or result lies on a GPU.
-        completion_event: tells ranks that go on in stream order; None where none does.
-        parts: tells ranks of parts of the result; None where none asked for that.
-        is_shared: whether the ranks take the result out of their segment, and need not be told.
+        completion_event: notifies ranks that go on in stream order; None where none does.
+        parts: notifies ranks of parts of the result; None where none asked for that.
+        is_shared: whether the ranks take the result out of their segment, and need no message.
     """
 
     readers: tuple[int, ...] = ()
@@ -163,7 +163,7 @@ class Execution:
     def link_events(self) -> dict[Link, int]:
         """The links of the tasks that run, with the poll events that each is waited for with (0: none now).
 
-        A task that wants to be stepped again may be amid a frame of any of its links: nobody else is to read there.
+        A task that wants to be stepped again may be amid a frame of any of its links: no other code may read there.
         """
         events: dict[Link, int] = {}
         for active in self._active_tasks.values():

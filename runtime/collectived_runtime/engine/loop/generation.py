@@ -1,7 +1,7 @@
 """A generation in a group loop: its tracker, its links, the instance that runs, and what is decided about it.
 
-What is due is decided by thinking in `tracker.py`; here it is done, always in the group loop's thread, and never by
-waiting. An instance runs in up to four *phases* (`_carry_out`): where some rank takes what comes, the root's worker
+`tracker.py` decides what is due; this module does it, always in the group loop's thread, and never by
+waiting. An instance runs in up to four *phases* (`_carry_out`): where some rank takes any value, the root's worker
 announces it; where lengths differ, the workers exchange them; where NCCL carries it out, they agree that all have
 come; then the program itself runs.
 """
@@ -111,7 +111,7 @@ class Generation:
         self._crossings = Crossings(
             CrossingContext(*parts, ranks.doorbells, context.records, self.reporter, self.waiting_joiners)
         )
-        # What has not come by its own deadline, until there is a verdict.
+        # Instances that have not come by their own deadline, until there is a verdict.
         self._expired: list[tuple[LocalRank, int]] = []
 
     # Members
@@ -216,7 +216,8 @@ class Generation:
         if self.segment is not None:
             self.segment.abort(rank)
         standing.has_departed = standing.has_aborted = True
-        # Its caller may use its memory again as soon as this has been answered, and does not hear that a GPU is at it.
+        # Its caller may use its memory again as soon as this has been answered, and does not learn that a GPU still
+        # uses it.
         self.tracker.is_aborted = True
         if self.execution is not None:
             self.links.abandon(self.execution.stop())
@@ -251,7 +252,7 @@ class Generation:
         is_told = not self.reporter.is_awaiting_verdict and self.peer_consensus.idle
         return self.tracker.has_no_ranks and self.point_to_point.idle and is_told
 
-    # What runs
+    # Running instances
 
     def advance(self) -> bool:
         """Start what is ready and step what runs; whether something wants to go on at once."""
@@ -319,7 +320,7 @@ class Generation:
             self.links.ready.clear()
 
     def find_wait(self) -> Wait | None:
-        """What the group loop is to wait in, if not in `poll`."""
+        """The wait of the group loop, if not `poll`."""
         segment = self.segment
         if self.execution is None and isinstance(segment, SpanningWatch) and self._crossings.are_ready(segment):
             return partial(self._crossings.wait, segment)
@@ -370,7 +371,7 @@ class Generation:
         self._finish_instance(instance, program, delivery)
 
     def _on_task_done(self, running: Execution, task: PackTask) -> None:
-        """Tell ranks of a pack when all of its tasks have ended; nobody hears of a prelude."""
+        """Notify ranks of a pack when all of its tasks have ended. There is no message for a prelude."""
         complete, last = running.complete_task(task)
         if complete and not running.is_prelude and not running.delivery.is_shared:
             slot, readers = running.delivery.slot, running.delivery.readers
@@ -430,7 +431,7 @@ class Generation:
                     self._ranks.input_events.cancel_wait(local_ranks[rank], instance.number)
                 self.fail(local_ranks[rank], instance.number, verdict)
         for rank, local_rank in local_ranks.items():
-            # It had done its part and gone on: it hears of the failure at its next call.
+            # It had done its part and gone on: it gets the failure at its next call.
             received = self.tracker.progress[rank].received
             if received >= verdict.from_instance and not any(rank in instance.arrivals for instance in failing):
                 self.fail(local_rank, received, verdict)
@@ -459,7 +460,7 @@ class Generation:
         self.execution, self._remaining_phases = None, iter(())  # the phases hold the memory of the ranks
 
     def send_final_verdicts(self) -> None:
-        """Tells ranks that have a doorbell what their next instance will end with, where that is known."""
+        """Send ranks that have a doorbell the verdict of their next instance, where that is known."""
         for rank, local_rank in self._ranks.doorbells.local_ranks.items():
             following = self.tracker.progress[rank].received + 1
             verdict = self.tracker.find_verdict(following)
@@ -480,7 +481,7 @@ class Generation:
         return verdict if self.point_to_point.idle and not self._expired else None
 
     def close(self) -> None:
-        """Stops what runs; peers are told that it is no fault."""
+        """Stop running instances, and send peers that it is no fault."""
         if self.execution is not None:
             self.links.abandon(self.execution.stop())
         self._drop_execution()

@@ -2,8 +2,8 @@
 
 That place is a `poll` over the doorbells and process descriptors of its members, the links of the group, and an eventfd
 by which verdicts, links and requests of other threads arrive. Nothing else blocks: all sockets are non-blocking, and
-what runs are generators (`run/task.py`) that say what they wait for. So a group loop is never deaf to a verdict, a
-death or a stray frame, whatever else it does. What happens within a generation is in `generation.py`.
+what runs are generators (`run/task.py`) that say what they wait for. So a group loop always sees a verdict, a
+death or a stray frame, even while it works. `generation.py` has the course of one generation.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class GroupLoop:
         self.may_use_segment = segments.are_usable(topology)
         self._awaited_ranks = set(topology.own_ranks) if self.may_use_segment else set()
         self._past_verdicts: dict[int, Verdict] = {}  # how earlier generations of this group loop ended
-        # What was submitted to a generation that has not begun here, and verdicts about one.
+        # Submissions to a generation that has not begun here, and verdicts about one.
         self._early_submissions: list[Callable[[], object]] = []
         self._early_verdicts: list[Verdict] = []
         self._stopping = False
@@ -104,7 +104,7 @@ class GroupLoop:
         self._thread = threading.Thread(target=self._run, name=f"group loop {self.name}", daemon=True)
         try:
             self._thread.start()
-        except BaseException:  # nobody else would give back what it has taken until here
+        except BaseException:  # no other code would give back the resources taken until here
             self._generation.close()
             self._poller.close()
             raise
@@ -133,7 +133,7 @@ class GroupLoop:
 
     @property
     def pending_ops(self) -> list[PendingOp]:
-        """Sends and recvs that somebody waits for."""
+        """Sends and recvs that ranks wait for."""
         return self._generation.point_to_point.ops.posts
 
     @property
@@ -143,11 +143,11 @@ class GroupLoop:
 
     @property
     def notes(self) -> list[str]:
-        """What users of this group should know, each once: `on CPU devices: …`."""
+        """Notes for users of this group, each once: `on CPU devices: …`."""
         return list(self._programs.notes)
 
     def note_hint(self, collective: Collective) -> None:
-        """Tell users where NCCL is asked for and there are no GPUs."""
+        """Add a note for users where NCCL is asked for and there are no GPUs."""
         if not self.topology.has_gpus:
             self._programs.note_hint(collective)
 
@@ -157,7 +157,7 @@ class GroupLoop:
 
     @property
     def rate_window(self) -> RateWindow:
-        """What has been done in the last minute."""
+        """The work of the last minute."""
         return self._records.rates
 
     def traffic(self) -> tuple[int, int]:
@@ -196,7 +196,7 @@ class GroupLoop:
         self._poller.call_soon_threadsafe(attach, doorbell.close)
 
     def _await_ranks(self, rank: int) -> None:
-        """It is known what becomes of a rank; once that is known of all, they hear whether they meet in a segment."""
+        """Note that a rank has come, or will not. After the last one, ranks are sent where they meet."""
         if rank not in self._awaited_ranks:
             return
         self._awaited_ranks.discard(rank)
@@ -218,7 +218,7 @@ class GroupLoop:
             log.warning("group %s: its ranks cannot meet in shared memory: %s", self.name, error)
 
     def _offer_segment(self, local_rank: LocalRank) -> None:
-        """Tell a rank where the ranks of its generation meet, or that they do not."""
+        """Send a rank the segment of its generation, or that there is none."""
         if not (self.may_use_segment and local_rank.takes_segment) or local_rank.doorbell is None:
             return
         if self._generation.segment is not None:
@@ -245,7 +245,7 @@ class GroupLoop:
         self._poller.call_soon_threadsafe(lambda: self._hear_coordinator(verdict))
 
     def send_final_verdicts(self) -> None:
-        """Tell ranks now what they would hear at their next collective: this worker is about to end."""
+        """Send ranks now the error of their next collective: this worker is about to end."""
         self._poller.call_soon_threadsafe(lambda: self._generation.send_final_verdicts())
 
     def query_positions(self, instance: int, answer: Callable[[int, tuple[RankPosition, ...]], None]) -> None:
@@ -272,7 +272,7 @@ class GroupLoop:
         return True
 
     def resend_reports(self) -> None:
-        """Report once more who has gone: the coordinator is back, and may not have heard."""
+        """Report departures once more: the coordinator is back, and may not have received them."""
         self._poller.call_soon_threadsafe(lambda: self._generation.reporter.resend())
 
     def promise(self, generation: int, answer: Callable[[int, int], None]) -> None:
@@ -283,7 +283,7 @@ class GroupLoop:
 
         def ask() -> None:
             if generation == self._generation.number:
-                self._doorbells.poll()  # what was submitted before somebody asked is kept
+                self._doorbells.poll()  # submissions before the question count
                 self._generation.look_at_segment()
             if generation == self._generation.number:
                 answer(*self._generation.waiting_joiners.promise())
@@ -291,7 +291,7 @@ class GroupLoop:
         self._poller.call_soon_threadsafe(ask)
 
     def set_waiting_joiners(self, generation: int, from_instance: int, waiting: int) -> None:
-        """Tell ranks from that instance on how many wait to join the group; -1: nothing has changed."""
+        """Send ranks, from that instance on, how many processes wait to join the group; -1: nothing has changed."""
 
         def take() -> None:
             if generation == self._generation.number:
@@ -308,7 +308,7 @@ class GroupLoop:
             segment.set_waiting(waiting)
 
     def stop(self) -> None:
-        """End the group loop now; its peers are told that it is no fault."""
+        """End the group loop now, and send its peers that it is no fault."""
         self._poller.call_soon_threadsafe(self._request_stop)
 
     def join(self) -> None:
@@ -328,13 +328,13 @@ class GroupLoop:
                 until = 0.0 if again else min(due, rested, self._trim_at)
                 self._poller.wait(until, self._should_spin(), current.find_wait())
                 if (now := time.monotonic()) >= due:
-                    self._doorbells.poll()  # what clients have said goes before a deadline that has passed
+                    self._doorbells.poll()  # messages of clients go before a deadline that has passed
                     self._generation.on_timer(now)
                 if now >= rested:
                     self._doorbells.on_timer(now)
                 if now >= self._trim_at:
                     self._trim_memory(now)
-        except Exception as error:  # whatever it is, neither clients nor peers may wait for this group loop any more
+        except Exception as error:  # any error: neither clients nor peers may wait for this group loop any more
             log.exception("group %s: a defect of collectived ends it on this worker", self.name)
             self._generation.report_crash(error)
         finally:
@@ -356,8 +356,8 @@ class GroupLoop:
     def _should_spin(self) -> bool:
         """Whether what is to come next may come soon, and there is a core to look for it.
 
-        Ranks that have arrived sleep until they hear from us; those that have not may need a core each, and so may the
-        other workers of this host.
+        Ranks that have arrived sleep until a message of this worker comes; those that have not may need a core each,
+        and so may the other workers of this host.
         """
         missing = self.tracker.missing_count
         return 0 < missing <= self._spare_cores

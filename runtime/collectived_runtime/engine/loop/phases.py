@@ -69,7 +69,7 @@ class Phases:
         self._on_unexpected_frame = on_unexpected_frame
 
     def announce(self, instance: Instance, root: int) -> Iterator[Execution]:
-        """Tell all workers what the root is about to send, and describe `instance` as the root describes it."""
+        """Announce the root's value to all workers, and describe `instance` as the root describes it."""
         collective, topology = instance.collective, self._topology
         task = negotiation.compile_announcement(topology, root)
         known = not collective.open
@@ -143,7 +143,7 @@ class Phases:
         yield Execution(instance, negotiation.single_task_program(task), start, is_prelude=True)
 
     def carry_across(self, instance: Instance, program: CompiledCollective, seat: WorkerSeat) -> Iterator[Execution]:
-        """What the local ranks bring to their segment, from there to the other workers and back.
+        """Carry values of the local ranks from their segment to the other workers, and results back.
 
         Where the segment says that the generation is over, the instance is barred.
         """
@@ -170,7 +170,7 @@ class Phases:
         delivery: Delivery,
         partials: Sequence[Any] = (),
     ) -> Execution:
-        """What the instance is about; from here on its contract is part of the chain.
+        """Execute the program of an instance. From here on its contract is part of the chain.
 
         Args:
             sources: what the contributing local ranks submitted.

@@ -44,7 +44,7 @@ class ProgramCache:
         return program
 
     def note_hint(self, collective: Collective) -> None:
-        """Tell users, once, where NCCL is asked for and does not carry a collective out."""
+        """Add a note for users, once, where NCCL is asked for and does not carry a collective out."""
         if collective.implementation is CommunicationImplementation.NCCL:
             where = f"on GPUs, but {self._topology.nccl_unavailable_reason or 'not for NCCL'}"
             self._add_note(
@@ -52,7 +52,7 @@ class ProgramCache:
             )
 
     def get_length_exchange(self, instance: Instance) -> CompiledCollective:
-        """The program by which workers tell each other the rows of their ranks."""
+        """The program by which workers exchange the rows of their ranks."""
         columns = negotiation.rows_per_rank(instance.collective, self._topology.group)
         program = self._programs.get(columns)
         if program is None:
@@ -66,6 +66,6 @@ class ProgramCache:
             log.warning("group %s is %s", unscoped_name(self._topology.group.name), text)
 
     def _add(self, key: Any, program: CompiledCollective) -> None:
-        if len(self._programs) >= MAX_PROGRAMS:  # somebody's shapes change with every call
+        if len(self._programs) >= MAX_PROGRAMS:  # the shapes of some caller change with every call
             del self._programs[next(iter(self._programs))]
         self._programs[key] = program

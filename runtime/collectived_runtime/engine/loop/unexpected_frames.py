@@ -1,4 +1,4 @@
-"""What a frame says that is not the one expected: it may be early, of peers that do something else, or nonsense."""
+"""Frames that are not the expected one: they may be early, of peers with another collective, or nonsense."""
 
 from __future__ import annotations
 

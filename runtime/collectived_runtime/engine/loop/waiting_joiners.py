@@ -13,7 +13,7 @@ PROMISE_SECONDS = 0.5  # longer than the coordinator takes to make something of 
 
 
 class WaitingJoiners:
-    """Processes that wait to join the group, as the ranks of one generation hear of them."""
+    """The number of processes that wait to join the group, and its messages to the ranks of one generation."""
 
     def __init__(self, doorbells: Doorbells, tracker: InstanceTracker) -> None:
         self._doorbells = doorbells
@@ -30,7 +30,7 @@ class WaitingJoiners:
 
     @property
     def is_idle(self) -> bool:
-        """Whether ranks have heard all that was agreed."""
+        """Whether ranks have got all numbers that were agreed."""
         return not self._scheduled
 
     def schedule(self, from_instance: int, waiting: int) -> None:
@@ -40,7 +40,7 @@ class WaitingJoiners:
             self._scheduled.append((from_instance, waiting))
 
     def send_due(self, number: int, segment: SegmentWatch | None) -> None:
-        """Before an instance runs: its ranks hear what was agreed for it, over the doorbell and in their segment."""
+        """Send ranks the number agreed for an instance before it runs, over the doorbell and in their segment."""
         while self._scheduled and self._scheduled[0][0] <= number:
             self._tracker.waiting_joiners = self._scheduled.pop(0)[1]
             message = messages.encode_waiting(self._tracker.waiting_joiners)

@@ -19,7 +19,7 @@ M = TypeVar("M")
 
 
 class _Queue(Generic[R, M]):
-    """What one receiver and tag have: at most one of the two sides that match each other is not empty."""
+    """The messages and receives of one receiver and tag; of two sides that match one is always empty."""
 
     def __init__(self) -> None:
         self.posted: dict[int, OrderedDict[R, int]] = {}  # receives by source, and when each was posted
@@ -43,7 +43,7 @@ class _Queue(Generic[R, M]):
         return receive
 
     def pop_message(self, source: int) -> tuple[int, M] | None:
-        """Take out the message that a receive from that source gets, and who has sent it."""
+        """Take out the message that a receive from that source gets, and return it with its sender."""
         if source == ANY_SOURCE:
             if not self.messages:
                 return None
@@ -119,7 +119,7 @@ class Matcher(Generic[R, M]):
         return queue is not None and (source in queue.posted or ANY_SOURCE in queue.posted)
 
     def list_messages(self) -> Iterator[M]:
-        """The messages that nobody has asked for."""
+        """The messages that no receive has asked for."""
         for queue in self._queues.values():
             for _, message in queue.messages.values():
                 yield message

@@ -1,4 +1,4 @@
-"""Sends and recvs that somebody waits for: when they are told of, and by which verdict they end.
+"""Sends and recvs that ranks wait for: when they are reported, and by which verdict they end.
 
 Of groups whose ranks meet in a segment these are the ones that have waited for a while: their ranks carry letters by
 themselves, and say which of them still waits, and which does no more.
@@ -26,7 +26,7 @@ LAST_MESSAGES_SECONDS = 0.1  # after a verdict
 
 @dataclass(slots=True, eq=False)
 class PendingOp:
-    """A send or recv that somebody waits for. `peer` is the rank at its other end, or ANY_SOURCE."""
+    """A send or recv that a rank waits for. `peer` is the rank at its other end, or ANY_SOURCE."""
 
     rank: int
     number: int
@@ -53,7 +53,7 @@ class PendingOp:
 
 
 class PeerReports(Protocol):
-    """What is told when something is wrong between two ranks: they are named as (rank, peer).
+    """Reports about two ranks between which something is wrong: they are named as (rank, peer).
 
     `peer` is ANY_SOURCE where a receive takes what any rank sends.
     """
@@ -83,7 +83,7 @@ class PendingOps:
         self._pending: dict[tuple[int, int], PendingOp] = {}  # by rank and number
         self._outstanding: Counter[int] = Counter()  # how many of them each rank has
         self._timers: list[tuple[float, int, int]] = []  # a heap: when a post is looked at next, its rank and number
-        self._next_reports: dict[tuple[int, int], float] = {}  # by rank and peer, when a stall is told again
+        self._next_reports: dict[tuple[int, int], float] = {}  # by rank and peer, when a stall is reported again
         # The verdict on all of this, and when it is carried out; the same for posts with a rank that has left in order.
         self.final_verdict: tuple[Verdict, float] | None = None
         self._departure_verdicts: dict[int, tuple[Verdict, float]] = {}
@@ -151,11 +151,11 @@ class PendingOps:
             self.remove(*key)
 
     def report_departed_peers(self) -> None:
-        """Somebody has left: what waits for them does so in vain."""
+        """Report sends and recvs that wait for ranks that have left."""
         for post in self._pending.values():
             self._reporter.report_if_departed(post.rank, post.peer, post.description)
 
-    # What is due
+    # Due reports
 
     def next_deadline(self) -> float:
         """When `on_timer` or `pop_failed` has something to do; inf where nothing is to come."""
@@ -193,7 +193,7 @@ class PendingOps:
         heapq.heappush(self._timers, (due, post.rank, post.number))
 
     def _on_stalled(self, post: PendingOp, now: float) -> None:
-        """A post has waited long. Of many that wait for one peer only one is told at a time."""
+        """A post has waited long. Of many that wait for one peer only one is reported at a time."""
         waited = now - post.submitted_at
         self._records.counters.stalls += not post.stalled
         post.stalled = True

@@ -1,11 +1,11 @@
 """Posts: sends and recvs between two ranks, apart from the group's instances.
 
 A letter is taken from its sender at once: into a slot of its receiver where that is local, else over a link to the
-receiver's worker, which keeps it until somebody asks for it. So two ranks that both send first and then receive both
-complete. Letters of one address (receiver, sender, tag) keep their order (`matcher.py`); a send is complete when nobody
-reads its memory any more, a recv when its letter is there. What waits when a verdict comes fails a moment later, for
-letters of a rank that has left may still be on their way; where a rank has left in order, only what waits for it. A
-receive that is cancelled, or whose time is over, ends alone: what comes later is for others.
+receiver's worker, which keeps it until a recv asks for it. So two ranks that both send first and then receive both
+complete. Letters of one address (receiver, sender, tag) keep their order (`matcher.py`); a send is complete when no
+thread reads its memory any more, a recv when its letter is there. Posts that wait when a verdict comes fail a moment
+later, for letters of a rank that has left may still be on their way; where a rank has left in order, only posts that
+wait for it. A receive that is cancelled, or whose time is over, ends alone: later letters are for others.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import BytesLike, Link, LinkBroken, LinkProtocolError
 
 CHANNEL = CHANNELS  # the one after those of tasks
-_WORKER = -1  # holds the slots of letters that nobody has asked for yet
+_WORKER = -1  # holds the slots of letters that no recv has asked for yet
 _SHORT_BYTES = 4096  # of a description; longer ones are not kept, for a client chooses their length
 _MAX_DESCRIPTIONS = 64  # that are kept
 
 
 @dataclass(frozen=True, slots=True)
 class PointToPointContext:
-    """What sends and receives of one generation use of their group loop."""
+    """The parts of a group loop that sends and receives of one generation use."""
 
     network: PeerNetwork
     doorbells: Doorbells
@@ -76,11 +76,11 @@ class PointToPoint:
     """Of one generation. Runs in the group loop's thread.
 
     Attributes:
-        ops: what somebody waits for.
+        ops: the sends and recvs that ranks wait for.
 
     Args:
-        fail: tells a rank that one of its posts has failed.
-        broken: told when a peer is gone.
+        fail: sends a rank that one of its posts has failed.
+        broken: called when a peer is gone.
     """
 
     def __init__(
@@ -148,7 +148,10 @@ class PointToPoint:
             self._receive(post)
 
     def withdraw(self, local_rank: LocalRank, request: messages.Withdrawal) -> None:
-        """A rank takes a receive back, or says that it has, in a segment. Where it has ended its rank is told how."""
+        """A rank takes a receive back, or says that it has, in a segment.
+
+        Where it has ended its rank gets the outcome.
+        """
         post = self.ops.find(local_rank.rank, request.instance)
         if post is None or request.generation != self._generation:
             return
@@ -174,7 +177,7 @@ class PointToPoint:
             self._reporter.report_overdue(post.rank, overdue.source, post.timeout, post.description)
 
     def drop_receiver(self, rank: int) -> None:
-        """This rank asks for nothing any more; what it has sent goes on."""
+        """Drop the receives of a rank that has gone; its sends go on."""
         for slot in self._matcher.drop_messages(rank):
             self._context.results.release(slot.number, _WORKER)
         for post in self.ops.posts:
@@ -192,7 +195,7 @@ class PointToPoint:
             way.discard(rank)
         self._local_copies.clear()  # the generation is over; letters between local ranks go with it
 
-    # What is due
+    # Due reports
 
     def advance(self) -> bool:
         """Copies on; whether there is more to copy."""
@@ -201,7 +204,7 @@ class PointToPoint:
         return bool(self._local_copies)
 
     def next_deadline(self) -> float:
-        """When `on_timer` has something to do; inf where nobody waits."""
+        """When `on_timer` has something to do; inf where no rank waits."""
         if not self.ops:
             self._path_watch.stop()
             return math.inf
@@ -281,7 +284,7 @@ class PointToPoint:
         self._reporter.report_if_departed(post.rank, post.peer, post.description)
 
     def _describe(self, prepared: PreparedCollective) -> bytes:
-        """What precedes the bytes of a send; short ones are kept, for most sends are like the ones before."""
+        """The header before the bytes of a send; short ones are kept, for most sends are like the ones before."""
         known = self._descriptions.get(id(prepared))
         if known is not None:
             return known[1]
@@ -346,7 +349,7 @@ class PointToPoint:
     def _parse_header(
         self, link: Link, frame: frames.Frame, description: bytes
     ) -> tuple[letters.MessageLayout, letters.MessageAddress]:
-        """How a letter of a peer lies in a slot, and whom it is for; raises LinkBroken where it can be for nobody."""
+        """How a letter of a peer lies in a slot, and its receiver; raises LinkBroken where it can have none."""
         topology = self._network.topology
         address = letters.parse_address(frame)
         if (frame.key, frame.generation) != (topology.group.key, self._generation) or address[
@@ -373,7 +376,7 @@ class PointToPoint:
             return None
 
     def _check_unexpected_limit(self, size: int) -> None:
-        """Raises MemoryExhausted where letters that nobody has asked for would take more than their share of memory."""
+        """Raise MemoryExhausted where unclaimed letters would take more than their share of memory."""
         kept = sum(slot.size for slot in self._matcher.list_messages())
         kept += sum(slot.size for slot in self._arriving.values())
         most = self._context.budget.limit // arenas.UNEXPECTED_MEMORY_DIVISOR
@@ -381,7 +384,7 @@ class PointToPoint:
             raise MemoryExhausted(f"{kept} bytes wait to be received already, and {most} may")
 
     def _match_message(self, address: letters.MessageAddress, slot: ResultSlot) -> None:
-        """A letter is there: for the first who asks."""
+        """Match a letter that has come with the first recv that asks for it."""
         receiver = self._context.doorbells.local_ranks.get(address[0])  # None: its join is not through yet
         if receiver is not None and receiver.closed:
             self._context.results.release(slot.number, _WORKER)

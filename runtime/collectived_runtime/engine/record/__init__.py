@@ -1,1 +1,1 @@
-"""What has happened: flight recorder, counters, rates."""
+"""Records of past collectives: flight recorder, counters, rates."""

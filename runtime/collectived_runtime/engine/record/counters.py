@@ -1,4 +1,4 @@
-"""What a group loop has done so far, in numbers that only grow."""
+"""The work of a group loop so far, in numbers that only grow."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ OPERATIONS: dict[type, str] = {
     Send: "send",
     Recv: "recv",
 }
-"""What operations are counted as."""
+"""The names under which operations are counted."""
 SEGMENT = "segment"  # the algorithm of what ranks of one worker carry out themselves
 POINT_TO_POINT = "point_to_point"  # the algorithm of a send or recv
 NOT_STARTED = "none"  # the algorithm of what failed before it could start
 
-# Upper bounds in seconds of what histograms tell apart: from a doorbell round to what somebody should look at.
+# Upper bounds in seconds of the buckets of histograms: from a doorbell round to waits that need attention.
 BOUNDS = (
     *(5e-5, 1e-4, 2.5e-4, 5e-4),
     *(1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5),
@@ -73,7 +73,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class OperationTotals:
-    """What one operation by one algorithm has moved: bytes, and how long since the first local rank's submission."""
+    """The work of one operation by one algorithm: bytes, and how long since the first local rank's submission."""
 
     nbytes: int = 0
     durations: Histogram = field(default_factory=Histogram)
@@ -85,7 +85,7 @@ class OperationTotals:
 
 @dataclass(slots=True)
 class Counters:
-    """What one group loop has done. Written by it alone; may be read from any thread.
+    """The counts of one group loop. Written by it alone; may be read from any thread.
 
     Attributes:
         done, failed: instances.

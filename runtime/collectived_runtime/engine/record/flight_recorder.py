@@ -1,9 +1,9 @@
 """The flight recorder of a worker: what its group loops did last, kept always, read without asking any of them.
 
 A *ring* is a list of fixed length. A group loop puts one tuple into it for each collective, when that has ended; the
-oldest is overwritten. Nothing is encoded, looked up or locked there, and who reads takes a copy of the list, so that
-neither waits for the other. What has failed goes to a ring of its own, which a busy group cannot flush. What is still
-under way is in no ring: readers find it in the trackers of the group loops (`observe/trace.py`).
+oldest is overwritten. Nothing is encoded, looked up or locked there, and a reader takes a copy of the list, so that
+neither waits for the other. Failed collectives go to a ring of their own, which a busy group cannot flush. Collectives
+that are still under way are in no ring: readers find it in the trackers of the group loops (`observe/trace.py`).
 
 *Marks* are the intervals within a collective: its tasks, their folds, and their moves as far as they fit.
 """
@@ -33,13 +33,13 @@ _SITE = attrgetter("prepared.collective.site")
 
 
 class MarkKind(enum.IntEnum):
-    """What a mark says of the time between its two ends."""
+    """The meaning of the time between a mark's two ends."""
 
     STRAND = 1  # a pack or shard was carried out; the released contract calls it so
     FOLD = 2  # the local ranks were folded, or what they have was put in place
     SEND = 3  # from the start of a round until the system below had taken all that goes to a peer in it
     RECEIVE = 4  # from the start of a round until all of a peer was there and folded
-    PRELUDE = 5  # workers told each other what comes, or lengths
+    PRELUDE = 5  # workers exchanged announcements, or lengths
 
 
 STRAND, FOLD, SEND, RECEIVE, PRELUDE = map(
@@ -73,7 +73,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class ProgramSummary:
-    """What is worth recording of a program, the same for all collectives that it carries out."""
+    """The recorded data of a program, the same for all collectives that it carries out."""
 
     algorithm: str = ""
     nbytes: int = 0
@@ -113,7 +113,7 @@ class Entry(NamedTuple):
 
 
 class RingBuffer:
-    """A list of fixed length, with any number of writers and readers, none of whom waits.
+    """A list of fixed length, with any number of writers and readers, none of which waits.
 
     Each step is one that the interpreter does not divide.
     """
@@ -129,14 +129,14 @@ class RingBuffer:
         self.slots[number % self.size] = (number, *fields)
 
     def entries(self, first: int = 0) -> list[Entry]:
-        """What is kept from that number on, oldest first."""
+        """The entries from that number on, oldest first."""
         found = [slot for slot in self.slots[:] if slot is not None and slot[0] >= first]
         found.sort(key=lambda slot: int(slot[0]))
         return [Entry(*slot) for slot in found]
 
 
 class FlightRecorder:
-    """What the collectives of one worker were, those that ended last and those that failed last."""
+    """The records of one worker's collectives: those that ended last and those that failed last."""
 
     def __init__(self, kept: int = MAX_ENTRIES, kept_failed: int = MAX_FAILED_ENTRIES) -> None:
         self.completed = RingBuffer(kept)

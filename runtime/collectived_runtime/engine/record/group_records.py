@@ -1,4 +1,4 @@
-"""What is recorded of the collectives of one group loop: counters, rates and the flight recorder."""
+"""Records of the collectives of one group loop: counters, rates and the flight recorder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GroupRecords:
         self.recorder.record_completed(generation, instance, summary, now)
 
     def record_many(self, count: int, sums: OperationLoad, seconds: float, now: float) -> None:
-        """So many collectives of one operation have completed in a segment; what all carried, and took, in seconds."""
+        """Record completed collectives of one operation in a segment: their number, sums of loads, and seconds."""
         self.counters.done += count
         self.counters.result_bytes += sums.nbytes
         self.counters.count_many(sums.op, SEGMENT, count, sums.nbytes, seconds)

@@ -1,4 +1,4 @@
-"""What a group loop has done in the last minute, by operation: a few numbers for each of twelve slices of five seconds.
+"""The work of a group loop in the last minute, by operation: a few numbers for each of twelve slices of five seconds.
 
 Adding is some tenths of a microsecond, and as much memory is held as there are kinds of operations, however busy the
 group loop is.
@@ -20,7 +20,7 @@ SLICES = 12
 
 @dataclass(frozen=True, slots=True)
 class OperationLoad:
-    """What one collective carries: its size, and what a rank's bus must carry at least, as nccl-tests counts them."""
+    """The load of one collective: its size, and the bytes on a rank's bus, as nccl-tests counts them."""
 
     op: str = ""
     nbytes: int = 0
@@ -62,7 +62,7 @@ class _Slice:
 
 
 class RateWindow:
-    """What a group loop has done in the last minute. Written by it alone; may be read from any thread.
+    """The work of a group loop in the last minute. Written by it alone; may be read from any thread.
 
     Times are of the monotonic clock, in seconds.
     """

@@ -1,4 +1,4 @@
-"""What was done in a segment lately, instance by instance, as its ranks remember it."""
+"""The latest instances of a segment, one by one, as its ranks remember them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class PastInstance(NamedTuple):
 
 
 class SegmentHistory:
-    """Turns what the ranks of a segment remember into instances, each told once.
+    """Turns the memories of a segment's ranks into instances, each reported once.
 
     Ranks remember the latest few hundred, and one look reads no more than `_MOST_READ` entries: a group that does more
-    between two looks is told of in part.
+    between two looks is reported in part.
 
     Args:
         start: number of the first instance.

@@ -1,4 +1,4 @@
-"""What a group has done in a segment, counted once, by what one of its seats has counted."""
+"""The work of a group in a segment, counted once, by the counts of one of its seats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SegmentTotals:
     """Turns the totals of a seat, which its process wrote, into what has been done since the last look.
 
     There are never more calls than instances of the segment that are complete, and once `settle` was called exactly so
-    many. What a process writes besides changes only how they are told apart.
+    many. A process that writes other numbers changes only how they are divided among operations.
 
     Args:
         start: number of the first instance.

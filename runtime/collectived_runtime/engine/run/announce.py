@@ -34,14 +34,14 @@ def announce(
     """Passes an announcement on.
 
     Args:
-        frame: the header; its chain and length are filled in by who sends.
-        word: what is announced; None where it is still to be heard.
+        frame: the header; the sender fills in its chain and length.
+        word: the announcement; None where it is still to be received.
         known: whether `frame.chain` is already what it must be.
         heard: called with the word and the chain that came with it.
         judge: see `OnUnexpectedFrame`.
 
     Raises:
-        LinkBroken: a peer is gone, or announces more than anybody can mean.
+        LinkBroken: a peer is gone, or announces more than any rank can mean.
     """
     for moves in plan:
         for move in moves:
@@ -55,7 +55,7 @@ def announce(
                             f"an announcement that cannot be read: {error}", links[peer].peer
                         ) from None
                 case SendMove(peer):
-                    assert word is not None, "an announcement is passed on after it has been heard"
+                    assert word is not None, "an announcement is passed on after it has been received"
                     yield from _send(links[peer], [replace(frame, length=len(word)).encode(), word])
                 case _:  # there is nothing to finish
                     pass

@@ -1,9 +1,9 @@
 """A plan whose values travel compressed: the same executor, on memory whose rows are blocks of 128 values.
 
-INPUT and SCRATCH are float32; what is sent of them is compressed on its way, what comes is expanded on its way, and all
-folds are of float32. OUTPUT is kept as it travels: whoever makes a final value compresses it once, and all, itself
-included, have what that expands to. So all have the same bits, however often it is passed on. Where nobody passes
-OUTPUT on (a reduce, a reduce_scatter, one shot), final values are not compressed again.
+INPUT and SCRATCH are float32; values sent from them are compressed on the way, values received are expanded on the way,
+and all folds are of float32. OUTPUT is kept as it travels: the maker of a final value compresses it once, and all
+workers, itself included, have the expansion of that. So all have the same bits, however often it is passed on. Where no
+worker passes OUTPUT on (a reduce, a reduce_scatter, one shot), final values are not compressed again.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class CompressedBuffers(LinkMemory):
 
     Attributes:
         input, scratch: rows of 128 float32; SCRATCH has the expanded result at the end.
-        output: compressed rows of the result; None: nobody passes it on.
+        output: compressed rows of the result; None: no worker passes it on.
     """
 
     def __init__(self, format: int, input: Array, scratch: Array, output: Array | None, arithmetic: Arithmetic) -> None:
@@ -148,7 +148,7 @@ class CompressedBuffers(LinkMemory):
         self._format = format
         self._block_bytes = core.block_bytes(format)
         self._arithmetic = arithmetic
-        self._sent: dict[Span, _CompressedInput] = {}  # what this participant contributes, as it is sent
+        self._sent: dict[Span, _CompressedInput] = {}  # the contribution of this participant, as it is sent
 
     def _values(self, buffer: Buffer) -> Array:
         assert buffer is not Buffer.OUTPUT
@@ -227,7 +227,7 @@ class CompressedBuffers(LinkMemory):
         return _BlockTarget(room, len(span), take)
 
     def open_collection(self, move: CollectMove, peers: Container[int]) -> Collection:
-        assert move.mine is Buffer.INPUT, "what is folded in order is what each contributes"
+        assert move.mine is Buffer.INPUT, "only contributions are folded in order"
         span = move.span
         mine = self._compress_input(span)
         return _CompressedParts(self._format, move.order, peers, mine, self.scratch[span.start : span.stop])
@@ -294,9 +294,9 @@ class _BlockTarget:
 
 
 class _CompressedParts:
-    """A `Collection` of compressed parts, mine among them: what all have folded is the same.
+    """A `Collection` of compressed parts, this worker's own among them: all workers fold the same.
 
-    What has come from all is folded at once, in the order of the move.
+    Rows that have come from all are folded at once, in the order of the move.
     """
 
     def __init__(

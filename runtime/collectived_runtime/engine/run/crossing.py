@@ -1,4 +1,4 @@
-"""What a worker does for ranks that meet in their segment: takes values or partial sums from it, and brings results."""
+"""The worker's part where ranks meet in their segment: it takes values or partial sums, and brings results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WorkerSeat:
         self._plans: dict[bytes | tuple[object, ...], Plans] = {}
 
     def get_plans(self, instance: Instance, program: CompiledCollective) -> Plans:
-        """What takes partial sums or values out of the segment, what brings results into it, and how much, by pack."""
+        """The plans that take values or partial sums out of the segment and bring results, with sizes, by pack."""
         key = instance.form
         plans = self._plans.get(key)
         if plans is None:
@@ -67,7 +67,7 @@ class WorkerSeat:
         return layout(instance.collective, self.local.ranks[0], self._automatic_pack_bytes)
 
     def encode_blob(self, instance: Instance) -> bytes:
-        """What ranks are told that take what comes; nothing where none can."""
+        """The description of the value for ranks that take any value; nothing where none can."""
         if not isinstance(instance.collective.operation, (Broadcast, Scatter)):
             return b""
         return encode_root_value(instance.collective, self.find_layout(instance))

@@ -1,7 +1,7 @@
 """A fold pool: a few threads of a worker that help its group loops to fold what is large.
 
 A group loop folds such an array in *pieces*: it takes them from the front, its helpers from the back, until none is
-left. It waits for nobody meanwhile: where helpers are still at their last pieces, it is woken when they are done.
+left. It waits for no helper meanwhile: where helpers are still at their last pieces, it is woken when they are done.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from collectived_native.cores import count_cores
 
-MIN_PARALLEL_BYTES = 1 << 20  # what is folded by one thread is over before another one has woken
+MIN_PARALLEL_BYTES = 1 << 20  # one thread folds less before another one has woken
 PIECE_BYTES = 512 << 10
 STEP_SECONDS = 0.0005  # between two looks of the group loop at the world, each of which costs half as much as a piece
 MOST_HELPERS = 3  # memory is shared by all cores: more of them add little
@@ -70,7 +70,7 @@ class PoolClient:
 
     @property
     def has_helpers(self) -> bool:
-        """Whether there is anybody to help."""
+        """Whether there are helpers."""
         return self._fold_pool.helpers > 0
 
     def submit(self, length: int, piece: int, work: Callable[[int, int], None]) -> ParallelFold:
@@ -131,15 +131,15 @@ class ParallelFold:
     def _do(self, start: int) -> None:
         try:
             self._work(start, min(start + self._piece, self._length))
-        except BaseException as error:  # the group loop raises it; in a helper nobody would see it
+        except BaseException as error:  # the group loop raises it; in a helper it would be lost
             self.error = error
         finally:
             self._done.append(start)
 
     def stop(self) -> None:
-        """Returns when nobody works on it any more, within the time that a piece takes."""
+        """Return when no thread works on it any more, within the time that a piece takes."""
         self._starts.clear()
         if not self.done:
-            for hand in list(self._hands):  # whoever comes later finds nothing to do
+            for hand in list(self._hands):  # a later helper finds nothing to do
                 with hand:
                     pass

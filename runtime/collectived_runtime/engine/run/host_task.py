@@ -48,7 +48,7 @@ def run(context: TaskContext) -> Iterator[Wait]:
 
 
 def _prepare_buffers(context: TaskContext, output: Array | None) -> Generator[Wait, None, Buffers]:
-    """What the plan works on: what the local ranks have, folded or put side by side."""
+    """Prepare the buffers of the plan: the values of the local ranks, folded or put side by side."""
     task, sources, tools = context.task, context.sources, context.tools
     arithmetic, cut = context.arithmetic, task.partition
     if arithmetic is not None:
@@ -97,7 +97,7 @@ def _result_view(task: PackTask, result: NDArray[np.uint8]) -> Array:
 def _split_stretches(
     task: PackTask, sources: Sequence[InputBuffers], out: Array
 ) -> Iterable[tuple[list[Array], Array]]:
-    """What all sources have for the same stretch of the task, and that stretch of `out`: all of it, or by leaf."""
+    """Yield the arrays of all sources for one stretch of the task, and that stretch of `out`: all of it, or by leaf."""
     start, stop, number = task.span.start, task.span.stop, task.pack_number
     arrays = []
     for source in sources:
@@ -137,7 +137,7 @@ def _prepare_moved(
                 tools.counters.copied_bytes += part.nbytes
                 yield YIELD_NOW
     assert mine is not None
-    if output is None and sources:  # nobody here reads it but who has it
+    if output is None and sources:  # only the owners of the value read it here
         output = mine
     return Buffers(mine, mine, output, refuse_fold, copy_over, keep_in_place)
 
@@ -208,7 +208,7 @@ def _prepare_folded(
     else:  # shared by the shards of a pack, each of which keeps to its span
         nbytes = count * arithmetic.partial_bytes
         partials = arithmetic.view_partials(tools.workspace.get_buffer(task.pack_number, nbytes), count)
-    if not sources:  # a signal: nobody reads its value
+    if not sources:  # a signal: no rank reads its value
         return Buffers(partials, partials, partials, arithmetic.fold, copy_over, keep_in_place)
     whole = sources[0].contiguous_pack(task.pack_number) if len(sources) == 1 and task.is_in_order else None
     if whole is not None and arithmetic.can_finish_in_place:
@@ -247,7 +247,7 @@ def _require_contiguous(source: InputBuffers, task: PackTask) -> NDArray[np.uint
 def fold_in_stretches(
     fold: Callable[[list[Array], Array], None], row_bytes: int, arrays: list[Array], out: Array, tools: TaskTools
 ) -> Iterator[Wait]:
-    """fold(arrays, out), stretch by stretch with looks at the world in between; what is large with the help of others.
+    """fold(arrays, out), stretch by stretch, yielding in between. Helpers fold parts of large arrays.
 
     Args:
         row_bytes: that one row of `out` takes while it is folded.
@@ -273,7 +273,7 @@ def fold_in_stretches(
         while not job.done:
             yield [(job, 0)]
     finally:
-        job.stop()  # when this returns nobody reads or writes any of it
+        job.stop()  # when this returns no thread reads or writes any of it
     if job.error is not None:
         raise job.error
 
@@ -291,4 +291,4 @@ def _skip_finish(source: Array, out: Array) -> None:
 
 
 def keep_in_place(out: Array) -> None:
-    """What is moved is final where it is."""
+    """Nothing to do: moved elements are final where they are."""

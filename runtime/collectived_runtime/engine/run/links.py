@@ -90,7 +90,7 @@ class PeerNetwork:
 
 
 def get_peer_address(peer: Peer) -> tuple[str, int]:
-    """Where a peer says that it is: port 0, which nobody dials, where that is no address."""
+    """Where a peer says that it is: port 0, which is never dialled, where that is no address."""
     try:
         return parse_address(peer.link_address)
     except ValueError:
@@ -129,8 +129,8 @@ class Links:
         self._path_watch = PathWatch(network.path_timeout)
         self._past_sent = self._past_received = 0
         self._departed_peers: set[int] = set()  # peers whose group loops have said goodbye
-        self._abandoned: set[Link] = set()  # perhaps amid a frame: nobody reads them any more
-        self._hung_up: set[Link] = set()  # ended amid a task that will find it: poll would tell of it forever
+        self._abandoned: set[Link] = set()  # perhaps amid a frame: they are not read any more
+        self._hung_up: set[Link] = set()  # ended amid a task that will find it: poll would report it forever
         self.ready: set[Link] = set()  # links with news since `ready` was cleared
         self.closed = False
 
@@ -150,7 +150,7 @@ class Links:
         return sent + sum(link.bytes_sent for link in links), received + sum(link.bytes_received for link in links)
 
     def get(self, places: Iterable[int], channel: int) -> dict[int, Link] | None:
-        """The links to these places, or None while one of them is on its way; asks for what nobody has asked for."""
+        """The links to these places, or None while one is on its way; asks for each missing one once."""
         found: dict[int, Link] = {}
         whole = True
         for place in places:
@@ -192,11 +192,11 @@ class Links:
         before, self._links_in_use = self._links_in_use, used
         if bool(used) != bool(before):
             self._path_watch.start() if used else self._path_watch.stop()
-        come_along = []  # what was read together with the last bytes of a task, so that poll does not tell of it
+        come_along = []  # links with bytes read together with the last ones of a task: poll does not report them
         for link in self:
             if link in self._abandoned:
                 continue
-            if link.has_header:  # who waits for it has seen what is there, and it was not for him
+            if link.has_header:  # its task has seen the header, which was for another one
                 if link in before and link not in used:
                     come_along.append(link)
                 events = used.get(link, 0) & ~select.POLLIN
@@ -229,7 +229,7 @@ class Links:
     def on_timer(self, now: float) -> None:
         """Break a link that a task waits for, and whose peer's host does not answer any more."""
         dead = self._path_watch.look(self._links_in_use, now)
-        if dead is not None:  # it stays open: the peer is to hear the verdict, and not of an end for which it blames us
+        if dead is not None:  # it stays open: the peer must get the verdict, and no end of the link
             self._on_broken(dead)
 
     def abandon(self, held: Iterable[Link]) -> None:
@@ -273,12 +273,12 @@ class Links:
     def _on_event(self, link: Link, events: int) -> None:
         self.ready.add(link)
         # Else the task that waits for it will see. One that waits to receive where a frame is parked sees nothing: the
-        # link is then watched for nothing, and poll tells of its end alone, forever.
+        # link is then watched for nothing, and poll reports its end alone, forever.
         if not self._links_in_use.get(link) or not self._watched_events.get(link):
             self._poll_link(link, events)
 
     def _poll_link(self, link: Link, events: int) -> None:
-        """Takes the next header on a link that nobody waits for; of one that a task holds only its end matters."""
+        """Take the next header on a link for which no task waits. Of a link that a task holds only its end matters."""
         try:
             header = link.read_header()
             if header is None:

@@ -1,4 +1,4 @@
-"""Whether hosts still answer that somebody waits for: of several, the first that does not."""
+"""The watch over hosts for which a task waits: whether they still answer."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _LOOKS_PER_TIMEOUT = 4
 
 
 class PathWatch:
-    """Looks at links from time to time, while somebody waits for them.
+    """Looks at links from time to time, while a task waits for them.
 
-    A path is dead if its host has answered at no look for `timeout` seconds of one wait. What was before it does not
-    count.
+    A path is dead if its host has answered at no look for `timeout` seconds of one wait. Silence before that wait does
+    not count.
 
     Args:
         timeout: seconds.
 
     Attributes:
-        next_deadline: when to look; inf while nobody waits.
+        next_deadline: when to look; inf while no task waits.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -35,12 +35,12 @@ class PathWatch:
         self.next_deadline = math.inf
 
     def start(self) -> None:
-        """Somebody begins to wait."""
+        """A task begins to wait."""
         self._began = time.monotonic()
         self.next_deadline = self._began + self._interval
 
     def stop(self) -> None:
-        """Nobody waits any more."""
+        """No task waits any more."""
         self.next_deadline = math.inf
         while self._answered_at:
             link, _ = self._answered_at.popitem()
@@ -48,7 +48,7 @@ class PathWatch:
                 stop_probing(link.stream.fileno())
 
     def look(self, links: Iterable[Link], now: float) -> LinkRefused | None:
-        """What the first link has come to whose peer's host answers no more; None: all answer, or it is early."""
+        """Return the error of the first link whose peer's host answers no more; None: all answer, or it is early."""
         if now < self.next_deadline:
             return None
         self.next_deadline = now + self._interval
@@ -56,7 +56,7 @@ class PathWatch:
             answered_at = self._answered_at.setdefault(link, self._began)
             try:
                 silence = measure_silence(link.stream.fileno(), self._interval)
-            except OSError:  # whoever uses it finds that it has ended, or the next look finds a descriptor
+            except OSError:  # its user finds that it has ended, or the next look finds a descriptor
                 continue
             if not silence:
                 self._answered_at[link] = now

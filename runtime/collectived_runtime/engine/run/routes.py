@@ -1,7 +1,7 @@
 """Routes: how the instances of one contract go to other workers and back, with all that can be known beforehand.
 
 The native core carries them (`core.Crossings`). Moves become places in memory and headers of frames, in which only
-instance and chain are missing. What workers tell each other before the values is the same each time: of a broadcast or
+instance and chain are missing. The exchange of workers before the values is the same each time: of a broadcast or
 scatter the announcement, of a gather the lengths, which are equal.
 """
 
@@ -35,7 +35,7 @@ _CONSTANTS = 3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prelude:
-    """What is sent and received before a program: by round the places of peers, whether it is sent, and the frame."""
+    """The exchange before a program: by round the places of peers, whether it is sent, and the frame."""
 
     rounds: tuple[tuple[tuple[int, bool, bytes, bytes], ...], ...] = ()
 
@@ -77,7 +77,7 @@ def _count_received(task: PackTask) -> int:
 
 
 def make_template(key: int, generation: int, program: CompiledCollective) -> FrameTemplate:
-    """What the headers of a program's frames have in common, without instance and chain."""
+    """The common part of the headers of a program's frames, without instance and chain."""
     task = program.tasks[0]
     return FrameTemplate(key, generation, 0, task.pack_number, task.shard, task.plan_hash, bytes(8))
 
@@ -134,7 +134,7 @@ Transfer = tuple[int, bool, Span, bytes]
 def _carry_round(
     tasks: Sequence[PackTask], values: Sequence[dict[Buffer, NDArray[np.int64]]], number: int, own: int
 ) -> list[Transfer]:
-    """Carry a round of a sum out at all places; what `own` sends and receives in it."""
+    """Carry a round of a sum out at all places. Return the transfers of `own` in it."""
     plans = [task.plan[number] if number < len(task.plan) else () for task in tasks]
     sent: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
     found: list[Transfer] = []
@@ -172,7 +172,7 @@ def _carry_round(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledRoute:
-    """What `core.Crossings.add` takes, behind the contract; the moves by which values travel, and round before them."""
+    """The arguments of `core.Crossings.add` after the contract, the moves of values, and the rounds before."""
 
     terms: tuple[int, int, int, int, int, int, int]
     moves: tuple[core.RouteMove, ...]
@@ -214,7 +214,10 @@ class _Compiler:
         return len(self._moves) - 1
 
     def _find_place(self, buffer: Buffer, at: int) -> tuple[int, int]:
-        """The memory of a buffer, and where in it a position of the plan lies. What is cut is sent from scratch."""
+        """The memory of a buffer, and where in it a position of the plan lies.
+
+        Values that are cut are sent from scratch.
+        """
         cut = self._program.tasks[0].partition
         if cut is not None and buffer is Buffer.OUTPUT:
             return _MEMORY[buffer], cut.receive_window.translate(at)

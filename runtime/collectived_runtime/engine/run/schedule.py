@@ -1,7 +1,7 @@
 """Carries out one participant's plan over links: the one place where moves become bytes.
 
 A running plan is a generator. It yields what it waits for: pairs of a link and poll events, or nothing at all ("step me
-again; somebody else may want the thread first"). It never blocks and starts no thread, so that any number of them run
+again; other work may want the thread first"). It never blocks and starts no thread, so that any number of them run
 side by side in one group loop. Closing the generator stops the plan where it stands.
 
 Invariant: after the last round every receive has been folded and every send accepted by the system below.
@@ -32,13 +32,13 @@ Array = NDArray[Any]
 
 
 class Awaitable(Protocol):
-    """What another thread or a device does. Whoever does it wakes the group loop when it is `done`."""
+    """Work of another thread or a device, which wakes the group loop when it is `done`."""
 
     @property
     def done(self) -> bool: ...
 
 
-# What a generator waits for: links with poll events, what others do with 0; empty: ready to go on.
+# A wait of a generator: links with poll events, work of others with 0; empty: ready to go on.
 Wait = Sequence[tuple[Link | Awaitable, int]]
 YIELD_NOW: Wait = ()
 Headers = list[tuple[bytes, int]]  # of the frames of a move, each with the length of its payload
@@ -58,8 +58,8 @@ class PlanTransport:
 
     Attributes:
         links: by participant, to at least the peers that the plan names; for this plan alone until it ends.
-        frames: what the frames of the plan have in common.
-        marks: receives when each move of a round ended; None: nobody asks.
+        frames: the common part of the plan's frames.
+        marks: receives when each move of a round ended; None: they are not recorded.
     """
 
     links: Mapping[int, Link]
@@ -91,7 +91,7 @@ class ReceiveTarget(Protocol):
 
 
 class Collection(Protocol):
-    """What each has contributed to a span, kept apart until all of it is there."""
+    """The contributions to a span, kept apart until all of them are there."""
 
     @property
     def targets(self) -> Mapping[int, ReceiveTarget]:
@@ -99,10 +99,10 @@ class Collection(Protocol):
         raise NotImplementedError
 
     def fold(self) -> None:
-        """Fold all parts, in the order of their move, into SCRATCH, which may be the memory of mine."""
+        """Fold all parts, in the order of their move, into SCRATCH, which may be the memory of this worker's part."""
 
 
-# What is sent together, and the next of it once that has been taken: the first begins with a header.
+# Bytes to send together, one batch after the other has been taken. The first begins with a header.
 Batches = Iterator[list["bytes | memoryview"]]
 
 
@@ -113,14 +113,14 @@ class LinkMemory(PlanMemory):
         raise NotImplementedError
 
     def read(self, move: SendMove, headers: Headers) -> Batches:
-        """What is sent for a move, in one frame per header."""
+        """The bytes to send for a move, in one frame per header."""
         raise NotImplementedError
 
     def open_target(self, move: RecvMove) -> ReceiveTarget:
         raise NotImplementedError
 
     def open_collection(self, move: CollectMove, peers: Container[int]) -> Collection:
-        """For the parts that come from `peers`; that of anybody else is mine."""
+        """For the parts that come from `peers`; any other part is this worker's own."""
         raise NotImplementedError
 
 
@@ -132,7 +132,7 @@ class Buffers(LinkMemory):
     `output` is None where this participant receives nothing. `fold(left, right, out)`, `finish(source, out)` and
     `finish_here(out)`, where the source is the output itself, are arithmetic on such arrays. Where input and output
     hold only a part of what the plan speaks of, `windows` say which. `native` carries out the moves of an engine.
-    What is received into the output is `reported`, if somebody takes parts of it.
+    Bytes received into the output are `reported`, if a rank takes parts of it.
     """
 
     input: Array
@@ -208,7 +208,7 @@ def execute(plan: WidePlan, memory: PlanMemory, transport: PlanTransport) -> Ite
                 case NativeMove():
                     yield from memory.run_native(move)
                 case _:
-                    assert isinstance(memory, LinkMemory), "what travels over links lies in memory of the host"
+                    assert isinstance(memory, LinkMemory), "values that travel over links lie in memory of the host"
                     under_way += _start_transfers(move, memory, transport, number, collections)
         began = time.monotonic() if marks is not None and under_way else 0.0
         while under_way:
@@ -239,7 +239,7 @@ def _start_transfers(
     number: int,
     collections: list[Collection],
 ) -> Iterator[_PendingSend | _PendingReceive]:
-    """The transfers of a move in round `number`; what is to be folded when the round ends is added to `collections`."""
+    """The transfers of a move in round `number`. A fold at the end of the round is added to `collections`."""
     links = transport.links
     match move:
         case SendMove(peer, span, source):
@@ -269,7 +269,7 @@ class _Parts:
         self.targets: dict[int, ReceiveTarget] = {peer: InPlaceTarget(part) for peer, part in arriving if peer in peers}
 
     def fold(self) -> None:
-        """Folds in memory of what has come, which nobody reads again; the last fold goes where the total is to lie.
+        """Fold in the memory of received parts, which are not read again. The last fold writes the total to its place.
 
         That may be the memory of my part, which has been folded by then or is an operand of this fold.
         """
@@ -395,14 +395,14 @@ class InPlaceTarget:
 
 
 class ReportedOutput(NamedTuple):
-    """Who is told of parts of the output, which begins at byte `start` of the result's data."""
+    """The receivers of messages about parts of the output, which begins at byte `start` of the result's data."""
 
     parts: ResultParts
     start: int
 
 
 class ReportedTarget(InPlaceTarget):
-    """The same; ranks are told of what has come, but for a rest that is not worth it."""
+    """The same, with messages to ranks about bytes that have come, but for a rest that is not worth it."""
 
     def __init__(self, part: Array, start: int, reported: ReportedOutput) -> None:
         super().__init__(part)

@@ -1,6 +1,6 @@
 """Messages between two workers, apart from the plans: one stream out per peer, and one in per link.
 
-Links of this kind go one way, who sends dials, and nothing else uses them; they are watched in the group loop's one
+Links of this kind go one way, the sender dials, and nothing else uses them; they are watched in the group loop's one
 wait, and each moves on when it can.
 """
 
@@ -42,7 +42,10 @@ class OutgoingMessage:
 
 
 class SendStream:
-    """Messages for one peer, one after another. `broken` hears when the link ends, `gone` when the peer has parted."""
+    """Messages for one peer, one after another.
+
+    `broken` is called when the link ends, `gone` when the peer has left.
+    """
 
     def __init__(
         self,
@@ -170,8 +173,9 @@ def make_dialer(
     place: int,
     closed: Callable[[], bool],
 ) -> Dialer:
-    """What dials a peer for a way out, and hands it the link in the group loop's thread unless it is closed
-    meanwhile.
+    """Return a function that dials a peer and passes on the link in the group loop's thread.
+
+    The link is dropped where the stream is closed meanwhile.
     """
     topology, poller = network.topology, network.poller
     peer, me = topology.peers[place], topology.peers[topology.place].task

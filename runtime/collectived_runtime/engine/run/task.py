@@ -1,4 +1,4 @@
-"""What a task is handed: the program that it belongs to, memory, links, and the tools of its group loop.
+"""The context of a task: the program that it belongs to, memory, links, and the tools of its group loop.
 
 A task is a generator: it yields what it waits for, and is closed to stop it. Six executors carry tasks out:
 `run/host_task.py`, and in `gpu/` `gpu_task.py`, `rows_task.py`, `nccl_task.py`, `nccl_rows_task.py` and
@@ -31,7 +31,7 @@ from collectived_runtime.engine.run.schedule import PlanTransport
 
 @dataclass(frozen=True, slots=True)
 class TaskTools:
-    """What the tasks of a group loop share.
+    """The tools that the tasks of a group loop share.
 
     Attributes:
         workspace: scratch memory.
@@ -55,13 +55,13 @@ class TaskContext:
     """One task of a running instance: everything that its executor needs.
 
     Attributes:
-        sources: what the contributing local ranks submitted, in rank order.
+        sources: the submissions of the contributing local ranks, in rank order.
         result: the instance's result slot behind its header; None where no local rank reads the result there.
         outputs: memory of GPUs where the result is written, one region per rank that wants it there.
         rows_outputs: the same where every rank has a result of its own: by rank, of each leaf, in order of packs.
-        parts: tells the local ranks of parts of the result; None: nobody wants to know.
+        parts: notifies the local ranks of parts of the result; None: no rank asks for that.
         partials: of each pack, where the local ranks have folded it themselves.
-        completion_event: hears what has been submitted to GPUs; None where no rank goes on in stream order.
+        completion_event: takes the launches submitted to GPUs; None where no rank goes on in stream order.
     """
 
     program: CompiledCollective
@@ -89,12 +89,12 @@ class TaskContext:
 
 
 class CompletionEvent:
-    """Tells ranks that go on in stream order when all tasks of an instance have been submitted to GPUs.
+    """Notifies ranks that go on in stream order when all tasks of an instance have been submitted to GPUs.
 
     Args:
         outputs: by such a rank, where its result is written.
         tasks: how many the instance has.
-        record_event: has a rank told, behind all that was submitted to that GPU until now.
+        record_event: sends a rank an event behind all work submitted to that GPU until now.
     """
 
     def __init__(
@@ -125,6 +125,6 @@ class CompletionEvent:
         return not self.closed and all(launch.error is None for launch in self._launches)
 
     def close(self) -> None:
-        """Tell nobody any more: the instance has ended, well or not."""
+        """Send no more messages: the instance has ended, well or not."""
         self.closed = True
         self._launches.clear()

@@ -1,4 +1,4 @@
-"""What a rank has described, and whether it may be the same instance as what another has. Pure."""
+"""Collectives as ranks describe them, and whether two of them may be the same instance. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collectived_proto.types import (
 class PreparedCollective:
     """A collective that a rank has described: what its submissions refer to.
 
-    What can be known beforehand is not found out again at every submission.
+    Facts that can be known beforehand are not computed again at every submission.
     """
 
     collective: Collective

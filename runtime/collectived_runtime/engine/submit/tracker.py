@@ -1,6 +1,6 @@
 """The tracker of a group loop: which local rank has submitted which instance, what is due, and what has been decided.
 
-Pure: arrivals, losses, verdicts and the time go in; what to start, to report and to fail comes out. The group loop
+Pure: arrivals, losses, verdicts and the time go in; instances to start, to report and to fail come out. The group loop
 acts on it.
 
 Instances are numbered on from those of the generation before, and run one after another. An instance *arrives* rank by
@@ -39,7 +39,7 @@ from collectived_proto.types import (
 from collectived_runtime.engine.submit.contracts import PreparedCollective
 
 MAX_FINISHED = 64  # finished instances that are remembered, to answer what they were
-MAX_LAST_SUBMISSIONS = 8  # of a rank that goes, told with its departure
+MAX_LAST_SUBMISSIONS = 8  # of a rank that goes, reported with its departure
 MAX_DESCRIBED_LEAVES = 4096  # so many of their leaves are described
 _SYNCHRONISING_OPERATIONS = (
     AllReduce,
@@ -48,7 +48,7 @@ _SYNCHRONISING_OPERATIONS = (
     AllToAll,
     Barrier,
 )  # no rank is through before all have come
-# Before a deadline or a stall, who has not come is asked what it does instead; or half, and a quarter, of the time.
+# Before a deadline or a stall, a missing rank is asked where it is; or at half, and a quarter, of the time.
 DEADLINE_LEAD_SECONDS = 1.0
 STALL_LEAD_SECONDS = 0.25
 STALL_BACKOFF = 2.0  # a stall is reported again after twice the time
@@ -64,7 +64,7 @@ _UNKNOWN_COLLECTIVE = Collective(Barrier(), "", ())
 class Arrival:
     """One rank's submission of one instance: where its value lies (the tracker does not look), and when it came.
 
-    `inputs` is None once nobody will read it any more, so that the client's memory is not held. Not `ready`: its GPU
+    `inputs` is None once it will not be read any more, so that the client's memory is not held. Not `ready`: its GPU
     is still writing the value; `arrived_at` is when it rang, and becomes when it was ready.
     """
 
@@ -79,7 +79,7 @@ class Instance:
     number: int
     arrivals: dict[int, Arrival] = field(default_factory=dict)
     deadline: float = math.inf
-    timeout: float = 0.0  # what the rank with the earliest deadline asked for, in seconds
+    timeout: float = 0.0  # that of the rank with the earliest deadline, in seconds
     stall_at: float = math.inf
     deadline_near_at: float = math.inf
     near_at: float = math.inf  # when a deadline or stall will be near; inf: none, or that has been reported
@@ -90,7 +90,7 @@ class Instance:
     started: bool = False
     finished: bool = False
     started_at: float = 0.0
-    marks: list[Mark] = field(default_factory=list)  # what the recorder is told of its course
+    marks: list[Mark] = field(default_factory=list)  # the marks of its course for the recorder
     reference: PreparedCollective | None = (
         None  # of the first rank that has a value of its own; until then of the first
     )
@@ -135,7 +135,7 @@ class RankProgress:
 
     `received`: the last instance of which its submission has come. `submitted`: the last that has arrived, and all
     before it. `waited_seconds`: seconds from its submission to the end, of all those `waits` collectives in which every
-    rank waits for all others. Who comes last waits least.
+    rank waits for all others. The last rank waits least.
     """
 
     received: int = -1
@@ -171,14 +171,14 @@ class InstanceTracker:
         self.generation = generation
         self.stall_after = stall_after
         self.progress = {rank: RankProgress(first - 1, first - 1, active_at=now) for rank in ranks}
-        self.instances: dict[int, Instance] = {}  # that somebody waits for, or that have failed
+        self.instances: dict[int, Instance] = {}  # that ranks wait for, or that have failed
         self._finished: dict[int, Instance] = {}  # the latest
         self.verdicts: list[Verdict] = []  # in order of arrival; the first that covers an instance counts
         self.next_number = first  # the instance that starts next
         self.promised_from = math.inf  # nothing starts from this instance on
         self.promised_until = -math.inf
         self.is_aborted = False  # a rank has aborted: nothing starts any more, whatever the verdict will say
-        self.waiting_joiners = 0  # processes that wait to join the group, as the ranks have heard last
+        self.waiting_joiners = 0  # processes that wait to join the group, as the ranks know it
         self.stalls = 0  # instances that have waited for longer than `stall_after`
         self._sought = -1  # the last instance that ranks elsewhere wait for
 
@@ -190,7 +190,7 @@ class InstanceTracker:
             standing.finished, standing.op, standing.site = known.finished, known.op, known.site
             standing.has_departed = known.has_departed
 
-    # What happens
+    # Events
 
     def record_arrival(self, rank: int, number: int, arrival: Arrival, remaining: float, timeout: float = 0.0) -> bool:
         """A rank submits an instance; `remaining` of its `timeout` in seconds, 0 for none.
@@ -242,7 +242,7 @@ class InstanceTracker:
         arrival.ready, arrival.arrived_at = True, now
         instance.pending_writes -= 1
         others = {other: one for other, one in instance.arrivals.items() if other != rank}
-        instance.arrivals = {**others, rank: arrival}  # who came last stands last; others read along
+        instance.arrivals = {**others, rank: arrival}  # the latest stands last; other threads may read
         standing.active_at = now
         for following in range(standing.submitted + 1, standing.received + 1):
             one = self.instances[following].arrivals[rank]
@@ -324,7 +324,7 @@ class InstanceTracker:
             _discard_inputs(instance)
         return covered
 
-    # What follows
+    # Consequences
 
     def find_verdict(self, number: int) -> Verdict | None:
         """The verdict by which this instance fails, if any."""
@@ -355,21 +355,21 @@ class InstanceTracker:
         return next((verdict for verdict in self.verdicts if not verdict.orderly), None)
 
     def find(self, number: int) -> Instance | None:
-        """That instance, if somebody has submitted it here and it is not forgotten."""
+        """That instance, if a rank has submitted it here and it is not forgotten."""
         return self.instances.get(number) or self._finished.get(number)
 
     def list_open(self) -> list[Instance]:
-        """Instances that somebody waits for, and about which nothing has been decided; may be read from any thread."""
+        """Instances that ranks wait for, and about which nothing has been decided; may be read from any thread."""
         return [instance for instance in list(self.instances.values()) if self.find_verdict(instance.number) is None]
 
     def collect_due_reports(self, now: float) -> list[Report]:
-        """What has to be reported at this time; each thing once, stalls again with back-off."""
+        """The reports that are due at this time; each once, stalls again with back-off."""
         if self.promised_until <= now:
             self.release_promise()
         reports = []
         for instance in self.list_open():
             if instance.deadline <= now and not instance.expired:
-                instance.expired, instance.near_at = True, math.inf  # what can be said has been
+                instance.expired, instance.near_at = True, math.inf  # all reports have been made
                 reports.append(self.make_report(ReportKind.EXPIRED, instance.number, timeout=instance.timeout))
                 continue
             is_near = instance.near_at <= now
@@ -424,7 +424,7 @@ class InstanceTracker:
     def positions(self, number: int, now: float) -> tuple[RankPosition, ...]:
         """Where every local rank stands, and what it submitted as instance `number`.
 
-        Of a rank that has submitted and not arrived the contract is told all the same: others may differ from it.
+        Of a rank that has submitted and not arrived the contract is included all the same: others may differ from it.
         """
         instance = self.find(number)
         found = []
@@ -450,10 +450,10 @@ class InstanceTracker:
         return tuple(found)
 
     def last_submissions(self, rank: int) -> tuple[Submission, ...]:
-        """What others may find only after this rank has gone that they differ in, oldest first.
+        """The submissions in which others may find a difference only after this rank has gone, oldest first.
 
-        That is what it submitted since it last heard from everybody: who only sends, or hears the root alone, may be
-        through long before the others have come.
+        These are the submissions since it last received from all ranks. A rank that only sends, or receives from the
+        root alone, may be through long before the others have come.
         """
         found: list[Submission] = []
         leaves, newest = 0, self.progress[rank].received

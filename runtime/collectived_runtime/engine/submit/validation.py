@@ -1,4 +1,4 @@
-"""What collectives a group takes: refused here is what no rank of it could mean, or what its devices cannot do."""
+"""Validation of collectives: those that no rank of a group could mean, or that its devices cannot do, are refused."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _check_rank(name: str, rank: int, group: GroupInfo) -> None:
 
 def _check_rows(collective: Collective, operation: AxisOperation, group: GroupInfo) -> None:
     if isinstance(operation, (AllGather, Gather)):
-        return  # what has no axis fails on all ranks: see `explain_missing_axis`
+        return  # an array without an axis fails on all ranks: see `explain_missing_axis`
     sizes = operation.sizes
     if sizes and len(sizes) != group.size:
         raise InvalidArgumentError(f"sizes has {len(sizes)} entries, expected one per rank: {group.size}")

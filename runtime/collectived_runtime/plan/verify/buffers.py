@@ -1,4 +1,4 @@
-"""What one participant holds in its three buffers while plans are checked; `book` has the words."""
+"""The three buffers of one participant while plans are checked; `book` has the words."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class ParticipantBuffers:
             self._write_scratch(span, folded)
 
     def apply_native(self, native: NativeMove, values: list[Value]) -> None:
-        """What an engine leaves with me."""
+        """Apply the result of an engine's move to this participant."""
         at_root = native.root == self._participant
         if native.kind is NativeKind.ALL_REDUCE or (native.kind is NativeKind.REDUCE and at_root):
             self.fold_all(values, native.span)

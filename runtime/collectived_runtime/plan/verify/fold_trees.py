@@ -1,8 +1,8 @@
-"""What all participants have agreed on while plans are checked.
+"""The final values on which all participants agree while plans are checked.
 
 A *value* is a run of *segments*; a segment is a span with the contributions in it as a bit mask (bit i: the i-th
 participant in ascending order) and its fold tree as a hash. The *book* knows the goal and the fold tree of every span
-that has been finished anywhere; who holds finished values needs to remember only where.
+that has been finished anywhere; a participant with finished values needs to remember only where.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FoldTrees:
         return ", ".join(str(name) for bit, name in enumerate(self._names) if mask >> bit & 1) or "nobody"
 
     def record_final(self, participant: int, value: list[Segment]) -> None:
-        """Somebody declares `value` final: it must be complete, and folded as everybody else folds it."""
+        """A participant declares `value` final: it must be complete, and folded as all others fold it."""
         for start, stop, mask, tree in value:
             for at in range(max(bisect_right(self._starts, start) - 1, 0), len(self._starts)):
                 span, whole = self._contributor_masks[at]
@@ -47,7 +47,7 @@ class FoldTrees:
                 if span.stop > start and mask != whole:
                     raise ContributionError(
                         f"{participant} finishes {Span(start, stop)} without {self.format_names(whole & ~mask)}"
-                        f" and with {self.format_names(mask & ~whole)} who should not be in it"
+                        f" and with {self.format_names(mask & ~whole)} that should not be in it"
                     )
             self._match_tree(participant, start, stop, tree)
 

@@ -15,7 +15,7 @@ from collectived_runtime.plan.verify.fold_trees import Value
 from collectived_runtime.plan.wide_moves import CollectMove, NativeKind, NativeMove, WideRound
 
 Posted = dict[tuple[int | NativeMove, int], list[tuple[Span, Buffer, Value]]]
-"""What has been sent in this round by (sender, receiver), or given to an engine by its move."""
+"""The values sent in this round by (sender, receiver), or given to an engine by its move."""
 
 
 class PlanParticipant:
@@ -92,13 +92,13 @@ class PlanParticipant:
                 posted[move, self.me] = [(move.span, Buffer.INPUT, self._read_native_input(move))]
 
     def _read_native_input(self, native: NativeMove) -> Value:
-        """What an engine reads here."""
+        """The value that an engine reads here."""
         if native.kind is not NativeKind.BROADCAST:
             return self.buffers.read(native.span, Buffer.INPUT)
         return self.buffers.read(native.span, Buffer.OUTPUT) if native.root == self.me else []
 
     def receive_posted(self, posted: Posted) -> list[str]:
-        """Carry out what receives, in order; returns who waits for whom."""
+        """Carry out the receives, in order. Return which participants wait for which."""
         waiting: list[str] = []
         for receive in self._receives:
             sent = self._pop_posted(posted, receive.peer, receive.span)
@@ -144,7 +144,7 @@ class PlanParticipant:
 
 
 def _check_disjoint(me: int, sends: Sequence[SendMove], receives: Sequence[RecvMove]) -> None:
-    """What a round receives it neither sends nor receives twice, in any buffer: they may share memory."""
+    """Check that a round neither sends nor receives twice what it receives, in any buffer: they may share memory."""
     if len(sends) == len(receives) == 1:
         sent, received = sends[0].span, receives[0].span
         if sent.stop <= received.start or received.stop <= sent.start:

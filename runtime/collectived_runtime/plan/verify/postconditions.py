@@ -1,7 +1,7 @@
 """Goals: what a collective must leave in whose OUTPUT, for the checker.
 
-A *contribution* is one participant's INPUT. A goal says who contributes where, of whose contributions the final value
-of each span is made, and who must end with which spans; nobody may end with more.
+A *contribution* is one participant's INPUT. A goal says which participants contribute where, of whose contributions the
+final value of each span is made, and which participants must end with which spans; none may end with more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Goal:
 
 
 def all_reduce_goal(members: Sequence[int], span: Span, servers: Mapping[int, Span] | None = None) -> Goal:
-    """`servers` are participants who contribute nothing and end with the span named."""
+    """`servers` are participants that contribute nothing and end with the span named."""
     everywhere = dict.fromkeys(members, (span,))
     beside = {server: (share,) for server, share in (servers or {}).items()}
     return Goal(everywhere, ((span, tuple(members)),), beside | everywhere)

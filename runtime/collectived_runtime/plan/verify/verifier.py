@@ -4,12 +4,11 @@ A *value* is what would stand in a span: whose contributions it is made of, and 
 equal inputs give equal bits. The checker walks all plans in lockstep, one round of each at a time, and proves:
 
 - a send and its receive stand in the same round, in the same order for a pair, with equal spans, so that no round can
-  wait forever; who would wait is named (`PlanDeadlock`);
+  wait forever; the participant that would wait is named (`PlanDeadlock`);
 - no round reads what it writes, and the three buffers may share memory (`BufferOverwrite`);
 - the left operand of a fold is the one with the lowest contribution (`FoldOrderError`);
-- whoever must end with a result has each contribution exactly once everywhere (`ContributionError`), and the same fold
-tree
-  as all others (`FoldDivergence`).
+- each participant that must end with a result has each contribution exactly once everywhere (`ContributionError`), and
+the same fold tree as all others (`FoldDivergence`).
 
 Rounds are taken from iterators and a partial sum is forgotten once it has been handed on, so that memory grows with
 the number of participants and not with its square.
@@ -30,7 +29,7 @@ from collectived_runtime.plan.wide_moves import NativeMove, WideRound
 
 @dataclass(frozen=True, slots=True)
 class PlanTraffic:
-    """What the plans move: the longest plan's rounds, and the elements and messages that each participant sends."""
+    """The traffic of plans: the longest plan's rounds, and the elements and messages that each participant sends."""
 
     rounds: int
     elements: Mapping[int, int]

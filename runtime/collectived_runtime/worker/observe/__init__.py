@@ -1,1 +1,1 @@
-"""What a worker shows of itself: status, trace, metrics, spans."""
+"""Observation of a worker: status, trace, metrics, spans."""

@@ -1,4 +1,4 @@
-"""Looks of group loops at what their ranks do by themselves in a segment, before somebody is told of it."""
+"""Looks of group loops at their segments before an answer about them, for ranks act there by themselves."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import partial
 
 from collectived_runtime.engine.loop.group_loop import GroupLoop
 
-LOOK_SECONDS = 0.05  # a group loop that has not looked by then is told of as it is known
+LOOK_SECONDS = 0.05  # a group loop that has not looked by then is described as it is known
 PAUSE_SECONDS = 0.0005  # between two questions whether all have looked
 
 
 class LookRequest:
-    """Asks group loops to look. One that hangs holds nobody up for longer than `LOOK_SECONDS`."""
+    """Asks group loops to look. One that hangs delays the answer for `LOOK_SECONDS` at most."""
 
     def __init__(self, group_loops: Iterable[GroupLoop], stacks: bool = False) -> None:
         self._answers: list[GroupLoop] = []  # appended to by their threads

@@ -1,4 +1,4 @@
-"""The metrics of a worker, read when somebody asks; see `metrics.catalogue` for what each means."""
+"""The metrics of a worker, read at each request; see `metrics.catalogue` for their meaning."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from collectived_runtime.worker.sessions import Sessions
 
 @dataclass(frozen=True, slots=True)
 class NetworkCounts:
-    """What is counted where others come in.
+    """The counts of connections and callers.
 
     Attributes:
         auth_rejections: callers that were turned away.

@@ -57,7 +57,7 @@ class Telemetry:
     """Sends spans until it is closed.
 
     Args:
-        processor: an `opentelemetry.sdk.trace.SpanProcessor`, which is ours from here on.
+        processor: an `opentelemetry.sdk.trace.SpanProcessor`, which is taken over.
     """
 
     def __init__(self, recorder: FlightRecorder, identity: WorkerIdentity, job: str, processor: Any) -> None:
@@ -123,7 +123,7 @@ def trace_id(entry: Entry) -> int:
 
 
 def attributes(entry: Entry) -> dict[str, Any]:
-    """What a span says: the identifiers of status, trace and log, and what the collective was."""
+    """The attributes of a span: the identifiers of status, trace and log, and the description of the collective."""
     file, _, line = entry.sites[0].rpartition(":") if entry.sites else ("", "", "")
     said: dict[str, Any] = {
         "collectived.group": entry.label.name,
@@ -155,7 +155,7 @@ def _code_name(code: int) -> str:
 
 
 class RingReader:
-    """What a ring has taken since it was looked into last; what was overwritten before that is counted and said."""
+    """Reads the entries of a ring since the last look. Entries overwritten before that are counted and logged."""
 
     def __init__(self, ring: RingBuffer) -> None:
         self._ring = ring

@@ -1,4 +1,4 @@
-"""What this worker tells of itself.
+"""The status of this worker.
 
 Running group loops are read without locks: numbers may be of slightly different moments.
 """
@@ -29,7 +29,7 @@ SLICE_SECONDS = 0.0005  # of Python at a stretch, as far as one group loop does 
 
 @dataclass(frozen=True, slots=True)
 class WorkerIdentity:
-    """What does not change while a worker lives."""
+    """The part of a status that does not change while a worker lives."""
 
     task: int
     host: str
@@ -44,7 +44,7 @@ class WorkerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounts:
-    """What does change, beside its group loops. `client_versions` is what its clients speak."""
+    """The part that does change, beside its group loops. `client_versions`: the versions that its clients speak."""
 
     connected: bool
     sessions: int
@@ -60,9 +60,7 @@ class WorkerCounts:
 async def worker_status(
     identity: WorkerIdentity, group_loops: Collection[GroupLoop], standing: WorkerCounts
 ) -> pb.WorkerStatus:
-    """In slices, so that neither group loops nor other calls wait for a worker of many groups to tell of all of
-    them.
-    """
+    """Build the status in slices, so that neither group loops nor other calls wait for many groups."""
     await look(group_loops, stacks=True)
     status = pb.WorkerStatus(
         task=identity.task,

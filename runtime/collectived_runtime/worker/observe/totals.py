@@ -1,7 +1,7 @@
 """The account of a worker: what its group loops have counted, those that ended included.
 
-Kept in the worker's event loop. Group loops that run are read without locks; what never shrinks must not be shown
-smaller than it was, for a scraper would take that for a restart.
+Kept in the worker's event loop. Group loops that run are read without locks; a count that never shrinks must not be
+shown smaller than it was, for a scraper would take that for a restart.
 """
 
 from __future__ import annotations
@@ -65,8 +65,11 @@ class LoopTotals:
         return list(self._labels)
 
     def iterate_totals(self, now: float) -> Iterator[WorkerTotals]:
-        """What all group loops together have done, as of now: each item is the same sum with one group loop more, the
-        last one is whole. Between two of them others may go first; what begins or ends meanwhile changes nothing."""
+        """Sum up the work of all group loops, as of now.
+
+        Each item is the same sum with one group loop more, the last one is whole. Between two of them others may go
+        first; group loops that begin or end meanwhile change nothing.
+        """
         total = WorkerTotals()
         total.counters.merge(self._ended_totals)
         for label, past in self._ended_groups.items():
@@ -89,8 +92,10 @@ class LoopTotals:
 
 @dataclass(frozen=True, slots=True)
 class InFlightTotals:
-    """What is under way in the groups of one label: how much, how much of it stalls, the age of the oldest in seconds,
-    and how many local ranks there are."""
+    """The work in flight in the groups of one label, and the number of local ranks there.
+
+    It is counted in all, and by how much of it stalls; with the age of the oldest in seconds.
+    """
 
     open: int = 0
     stalled: int = 0

@@ -1,7 +1,7 @@
-"""What a worker tells of its past: the recorder's entries, and what is under way, in parts that travel.
+"""The trace of a worker: the recorder's entries, and collectives under way, in parts of limited size.
 
-Group loops and the recorder are read without locks and without asking anybody: a group loop that hangs is no reason to
-wait.
+Group loops and the recorder are read without locks and without a question to another thread: a group loop that hangs is
+no reason to wait.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_TRACE_BYTES = 16 << 20  # of a whole answer
 def worker_trace(
     identity: WorkerIdentity, group_loops: Iterable[GroupLoop], recorder: FlightRecorder, request: pb.TraceRequest
 ) -> Iterator[pb.WorkerTrace]:
-    """The answer of this worker, part by part; what is under way first, then what has ended, newest first.
+    """The answer of this worker, part by part; collectives under way first, then those that have ended, newest first.
 
     Whatever of it is read is read here, at once; encoded is one part at a time.
     """
@@ -58,7 +58,7 @@ def _matches_group(wanted: str, *names: str) -> bool:
 
 
 class LoopTable:
-    """The group loops that an answer speaks of, by number, and which of them are still to be told."""
+    """The group loops that an answer speaks of, by number, and which of them are still to be described."""
 
     def __init__(self, living: Iterable[GroupLoop]) -> None:
         self._numbers: dict[GroupLabel, int] = {}

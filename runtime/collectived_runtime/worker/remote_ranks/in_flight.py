@@ -1,4 +1,4 @@
-"""Flights: submissions over gRPC from the moment when they are numbered until nobody reads their results any more."""
+"""Flights: submissions over gRPC from the moment when they are numbered until their results are not read any more."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RemoteInstance:
 
     Attributes:
         upload: where its value lies. slot: the result slot that this rank holds for it, 0 for none.
-        is_over: whether its group loop has said the last about it.
-        abandoned: whether nobody waits for it any more.
+        is_over: whether its group loop has sent the last message about it.
+        abandoned: whether no call waits for it any more.
         withdrawn: the code with which a receive has ended alone; 0 for none.
         waiting_joiners: how many waited to join the group when it was complete.
     """
@@ -77,7 +77,7 @@ class RemoteInstance:
         self._changed.set()
 
     def on_lost(self, why: Callable[[], CollectiveError]) -> None:
-        """Wake who waits: its group loop will say nothing more."""
+        """Wake waiting calls: the group loop will send nothing more."""
         self._make_lost_error = why
         self.is_over = True
         self._changed.set()

@@ -39,9 +39,9 @@ class RemoteRankSession:
 
     Args:
         group: in the generation in which it was joined.
-        submit: hands a message to the group loop. hang_up: tells it that this rank is gone, and why.
-        refused: told of each submission that is too many.
-        late: tells it the generation, instance, operation and timeout of what has not come by its own deadline.
+        submit: hands a message to the group loop. hang_up: reports to it that this rank is gone, and why.
+        refused: called for each submission that is too many.
+        late: passes on generation, instance, operation and timeout of a submission that missed its own deadline.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RemoteRankSession:
         self._last_verdict: tuple[bytes, Verdict] | None = None
         self._delivered_generation = 0  # the latest generation whose verdict the client has been given
         self._has_left = False
-        self._waiting_joiners = 0  # who wait to join, as the group loop said last
+        self._waiting_joiners = 0  # processes that wait to join, by the last message of the group loop
         self._abort_reasons: dict[int, str] = {}  # by generation: why
         self._open_streams = [0, 0]  # submissions that are under way, sends and recvs last
         self._instances: dict[InstanceKey, RemoteInstance] = {}
@@ -101,7 +101,7 @@ class RemoteRankSession:
         self._call_soon_threadsafe(self.process_messages)
 
     def close(self) -> None:
-        self.closed = True  # seen at once by who copies a result
+        self.closed = True  # seen at once by code that copies a result
         self._call_soon_threadsafe(self._on_close)
 
     def _call_soon_threadsafe(self, what: Callable[[], None]) -> None:
@@ -146,7 +146,7 @@ class RemoteRankSession:
         return flight
 
     def cancel(self, number: InstanceKey) -> None:
-        """Take a receive back, unless a message is there for it; it hears what has come of that.
+        """Take a receive back, unless a message is there for it. The rank gets the outcome.
 
         This may come before the receive itself, which comes on another stream.
 
@@ -185,7 +185,7 @@ class RemoteRankSession:
             self._late_instances.remove(flight)
 
     def abandon(self, flight: RemoteInstance) -> None:
-        """Nobody reads the results of a flight any more; what is still running goes on."""
+        """Note that the results of a flight are not read any more. It still runs to its end."""
         flight.abandoned = True
         if flight.is_over:
             self._release_slot(flight)
@@ -229,15 +229,15 @@ class RemoteRankSession:
         if not self._has_left and not self.closed:
             self._has_left = True
             try:
-                await self._ping()  # with it come verdicts that the group loop has told already
-            finally:  # whoever asked may have gone meanwhile
+                await self._ping()  # with it come verdicts that the group loop has sent already
+            finally:  # the caller may have gone meanwhile
                 self._submit(messages.encode_bare(messages.MessageType.LEAVE))
                 self._disconnect_if_idle()
         current = self.sequencer.current_generation
         return self._verdicts.get(current) if self._delivered_generation != current else None
 
     def end(self, why: str) -> None:
-        """Its session has ended, which is what its streams are told."""
+        """End its streams with the error that its session has ended."""
         self._end_reason = f"rank {self.rank} of group {self.group.name!r} has lost its place: {why}; connect again"
         self._disconnect(why)
 
@@ -252,7 +252,7 @@ class RemoteRankSession:
             self._submit(messages.encode_bare(messages.MessageType.PING))
             await echo.wait()
 
-    # What its group loop has said
+    # Messages of its group loop
 
     def process_messages(self) -> None:
         """Take in what has been said; nothing that its group loop said before is unknown afterwards."""
@@ -269,7 +269,7 @@ class RemoteRankSession:
                     self._waiting_joiners = messages.parse_waiting(message)
                 case messages.MessageType.PONG if self._pending_pings:
                     self._pending_pings.popleft().set()
-                case _:  # of an echo that nobody awaits any more
+                case _:  # of an echo that is not awaited any more
                     pass
 
     def _on_done(self, done: messages.Completion) -> None:

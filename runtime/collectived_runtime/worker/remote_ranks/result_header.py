@@ -1,4 +1,4 @@
-"""Results whose form was not known when their collective was described: their outline tells it."""
+"""Results whose form was not known when their collective was described: their outline has it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RemoteResult:
         return await run_or_offload(_HEADER.unpack_from(memory)[2], lambda: cls(memory, described))
 
     async def make_chunk(self, pack: int | None) -> ResultChunk:
-        """Return what is told of a pack, or of everything."""
+        """Return the description of a pack, or of the whole result."""
         members = range(len(self._collective.leaves)) if pack is None else self._leaves_by_pack[pack]
         return await run_or_offload(len(members), lambda: self._make_chunk(members))
 

@@ -83,7 +83,7 @@ class Sequencer:
             self._reserved.discard(number)
 
     def next_number(self, generation: int, post: bool) -> InstanceKey:
-        """What is rung next in a generation, 0 for the current one."""
+        """The next number in a generation; 0 for the current generation."""
         generation = generation or self.current_generation
         return generation, self._find_next(generation, post)
 

@@ -119,7 +119,7 @@ async def _receive_and_submit(
     with remote.sequencer.reserve_number(header.generation, instance, post) as number:
         upload = Upload(remote, described)
         try:
-            # A receive ends alone: its group loop is told all the same, and ends it.
+            # A receive ends alone: its group loop gets it all the same, and ends it.
             ends_all = deadline.is_set and not isinstance(described.collective.operation, Recv)
             async with asyncio.timeout_at(deadline.at if ends_all else None) as limit:
                 with remote.bind_timeout(limit):
@@ -237,7 +237,7 @@ async def _stream_results(remote: RemoteRankSession, flight: RemoteInstance, des
         if done is None:
             yield worker_pb2.SubmitReply(withdrawn=flight.withdrawn)
             return
-        if not done.has_result:  # this rank receives nothing; it is told when all is over
+        if not done.has_result:  # this rank receives nothing; it gets a message when all is over
             yield worker_pb2.SubmitReply(result=worker_pb2.SubmitResult(), waiting=flight.waiting_joiners)
             return
         memory = remote.get_arena(done.arena)[done.offset :]
@@ -256,14 +256,14 @@ async def _stream_results(remote: RemoteRankSession, flight: RemoteInstance, des
             data = b"".join(parts)
             remote.process_messages()
             flight.raise_if_failed()
-            remote.check_open()  # so far it was ours
+            remote.check_open()  # so far the result belonged to this call
             yield worker_pb2.SubmitReply(data=data)
         if done.is_last:
             return
 
 
 def _split_chunks(memory: memoryview, spans: Sequence[Span]) -> Iterator[list[memoryview]]:
-    """What lies there, in lists of pieces that make at most one chunk."""
+    """Split the bytes at `spans` into lists of pieces that make at most one chunk."""
     parts: list[memoryview] = []
     size = 0
     for start, stop in spans:

@@ -1,8 +1,8 @@
 """Uploads: memory of this worker for values that come over gRPC, laid out as a staging slot.
 
-Each has a number, by which the rank's rings name it as a doorbell's name an arena. What is given back is kept for the
-next upload of about that size, for the first touch of a page costs ten times a copy; but not where anybody else of the
-worker is short of memory, and not by a rank that is idle.
+Each has a number, by which the rank's rings name it as a doorbell's name an arena. Memory that is given back is kept
+for the next upload of about that size, for the first touch of a page costs ten times a copy; but not where another part
+of the worker is short of memory, and not by a rank that is idle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from collectived_proto.ipc import messages
 from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted
 
-NO_UPLOAD = 0  # the number of an upload that nobody will read
+NO_UPLOAD = 0  # the number of an upload that will not be read
 MAX_SPARE_BYTES = 64 << 20  # the most that a rank keeps for later,
 SPARE_IDLE_SECONDS = 10.0  # and for how long, where it uploads nothing
 _SPARE_RATIO = 4  # an upload takes no spare that is larger than this many times what it needs
@@ -39,7 +39,7 @@ class Uploads:
         self._on_spare = kept
         self._numbers = count()
         self._used: dict[int, Memory] = {}
-        self._spare: list[Memory] = []  # whoever is short of memory takes it away, in any thread
+        self._spare: list[Memory] = []  # taken away, in any thread, where memory is short
         self._spare_lock = threading.Lock()
         self._busy = False  # something has been taken since `release_idle` was called last
         budget.register_shrinker(self._drop_spares)
@@ -65,7 +65,7 @@ class Uploads:
         return number, memory
 
     def release(self, number: int) -> None:
-        """Nobody reads or writes it any more; giving back what one does not have changes nothing."""
+        """Give back an upload that is not read or written any more. An unknown number changes nothing."""
         memory = self._used.pop(number, None)
         if memory is None:
             return
@@ -103,7 +103,7 @@ class Uploads:
         return sum(memory.nbytes for memory in (*self._used.values(), *self._spare))
 
     def close(self) -> None:
-        """Give everything back; whoever still looks into an upload keeps its memory alive. Idempotent."""
+        """Give everything back; a reader of an upload keeps its memory alive. Idempotent."""
         for number in list(self._used):
             self._budget.release(self._used.pop(number).nbytes)
         self._budget.unregister_shrinker(self._drop_spares)

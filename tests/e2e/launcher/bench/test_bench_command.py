@@ -50,7 +50,7 @@ ROW_KEYS = {
         ("--reduce-op average-of", "unknown reduce op 'average-of': expected one of sum, mean"),
         ("broadcast --reduce-op sum", "broadcast reduces nothing; expected all_reduce, reduce or reduce_scatter"),
         ("--reduce-op bor", "--reduce-op bor --dtype float32: expected integers"),
-        ("--reduce-op max --dtype complex64", "expected what has an order"),
+        ("--reduce-op max --dtype complex64", "expected values that have an order"),
         ("--dtype bool", "--reduce-op sum --dtype bool: expected numbers"),
         ("--root 1", "all_reduce has no root; expected reduce, broadcast, gather or scatter"),
         ("reduce --root 6 --workers 2 --clients 3", "--root 6: expected a rank, 0 to 5"),
@@ -88,7 +88,7 @@ def test_a_job_that_does_not_run_is_exit_status_3(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert run(["bench", "--job", "a"]) == 3
-    assert "UNREACHABLE: no job 'a' of yours runs on this host; jobs that do: none" in capsys.readouterr().err
+    assert "UNREACHABLE: you have no job 'a' running on this host; running jobs: none" in capsys.readouterr().err
 
 
 def bench(place: Place, *arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -230,7 +230,7 @@ def test_hosts_are_taken_down_and_up_one_by_one(lab: Lab) -> None:
 
 
 def test_logs_of_all_hosts_are_shown(lab: Lab) -> None:
-    assert "no cluster or job of yours runs on this host" in lab.do("logs", status=3)
+    assert "you have no cluster or job running on this host" in lab.do("logs", status=3)
     file = lab.folder / "two.toml"
     file.write_text(f'name = "two"\nhosts = ["localhost", "b"]\n{WORKER}')
     lab.do("up", "two.toml", "--ssh", str(lab.ssh))
@@ -255,7 +255,7 @@ def test_logs_of_all_hosts_are_shown(lab: Lab) -> None:
 def test_what_is_wrong_is_said_before_anything_starts(lab: Lab) -> None:
     assert "no host of cluster 'lab'; hosts: localhost" in lab.do("up", "--only", "b", "lab.toml", status=2)
     assert "cannot be read" in lab.do("up", "nowhere.toml", status=2)
-    assert "no daemons of yours run on this host" in lab.do("run", "--", sys.executable, "-c", "pass", status=3)
+    assert "you have no daemons running on this host" in lab.do("run", "--", sys.executable, "-c", "pass", status=3)
     assert "cluster 'lab' does not run; collectived up" in lab.do(
         "run", "--cluster", "lab.toml", "--", sys.executable, "-c", "pass", status=3
     )

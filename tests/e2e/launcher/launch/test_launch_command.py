@@ -70,7 +70,7 @@ def test_logs_shows_what_the_daemons_of_a_running_job_have_logged(place: Any, tm
     launcher.send_signal(signal.SIGINT)
     launcher.wait(PATIENCE)
     gone = ask()
-    assert gone.returncode == 3 and "no cluster or job of yours runs on this host" in gone.stderr
+    assert gone.returncode == 3 and "you have no cluster or job running on this host" in gone.stderr
 
 
 def test_the_summary_names_the_first_failure_first(place: Any) -> None:

@@ -85,7 +85,7 @@ def test_a_host_that_is_cut_off_for_good_ends_by_itself_and_is_named(launches: I
     hosts.part(BETA)
     _, err = launcher.communicate(timeout=2 * PATIENCE)
     assert launcher.returncode == 1
-    lost = r"its host beta is lost \(ssh\): (nothing was heard from it for 6 s|Timeout, server .* not responding)"
+    lost = r"its host beta is lost \(ssh\): (no message came from it for 6 s|Timeout, server .* not responding)"
     assert re.search(rf"first failure: rank 2 on beta \(pid \d+\): {lost}", err), err
     launches.await_end()  # on beta too, where nobody can be told to
 

@@ -189,7 +189,7 @@ CASES = [
     ("ports", {"ports": (Port(7450, "coordinator", ""),)}, WARNING, "a process of somebody else", "another port"),
     ("clock", spoilt("clock", kept=False), OK, "no time service keeps it", ""),
     ("clock", spoilt("clock", kept=None), OK, "does not say", ""),
-    ("running job", {"jobs": ()}, OK, "none of yours runs on this host", ""),
+    ("running job", {"jobs": ()}, OK, "you have none running on this host", ""),
     ("running job", {}, OK, "user-1-ab answers; all of it runs collectived 0.1.0", ""),
     (
         "running job",
@@ -236,7 +236,7 @@ CASES = [
         "--tls-key /k: cannot be read",
         "named by file",
     ),
-    ("clock skew", {"jobs": (replace(sound.JOB, ahead=-0.5),)}, WARNING, "500.0 ms behind ours", "chrony"),
+    ("clock skew", {"jobs": (replace(sound.JOB, ahead=-0.5),)}, WARNING, "500.0 ms behind that of this host", "chrony"),
 ]
 
 
@@ -265,14 +265,14 @@ def test_every_check_that_can_fail_or_warn_does_so_in_a_case() -> None:
     [
         ({}, "reach", OK, "10.0.0.3:4000 answers within 0.20 ms, by eth0 10.0.0.2 (10 Gbit/s)", ""),
         ({}, "bandwidth", OK, "1.10 GB/s there, 1.00 GB/s back", ""),
-        ({}, "clock skew", OK, "b's clock is 1.0 ms ahead of ours (± 0.1 ms)", ""),
+        ({}, "clock skew", OK, "b's clock is 1.0 ms ahead of that of this host (± 0.1 ms)", ""),
         ({}, "versions", OK, "b has the same: collectived 0.1.0", ""),
         ({"peer": None, "trouble": "Connection refused"}, "reach", FAILURE, "Connection refused", "firewall"),
         ({"peer": None, "trouble": "another token", "refused": True}, "reach", FAILURE, "another token", "anew"),
         ({"round_trip": 0.03}, "reach", WARNING, "within 30.00 ms", "one network"),
         ({"sent_per_second": 0.4e9}, "bandwidth", WARNING, "less than half of the 10 Gbit/s of eth0", "ethtool"),
         ({"interface": None, "sent_per_second": 11e6}, "bandwidth", WARNING, "11.0 MB/s there", "faster network"),
-        ({"ahead": 3.0}, "clock skew", WARNING, "3000.0 ms ahead of ours", "set-ntp"),
+        ({"ahead": 3.0}, "clock skew", WARNING, "3000.0 ms ahead of that of this host", "set-ntp"),
         ({"ahead": 0.12, "round_trip": 0.1}, "clock skew", OK, "120.0 ms ahead", ""),
         (
             {"peer": replace(sound.PEER, release="0.2.1")},
