@@ -13,6 +13,11 @@ from collectived.testing import daemon
 from collectived_proto.config.flags import NO_TLS_FLAGS
 
 
+def is_secured(arguments: Sequence[str]) -> bool:
+    """Whether a daemon speaks TLS, so that it has to import gRPC by itself."""
+    return any(word.startswith("--tls-cert") and word not in NO_TLS_FLAGS for word in arguments)
+
+
 class ForkedDaemon(daemon.Daemon):
     """The daemon that its command line says.
 
@@ -38,8 +43,7 @@ class ForkedDaemon(daemon.Daemon):
         super().__init__(arguments, secret, within)
 
     def _start(self, within: Sequence[str], arguments: Sequence[str]) -> subprocess.Popen[bytes]:
-        secured = any(word.startswith("--tls-cert") and word not in NO_TLS_FLAGS for word in arguments)
-        if within or secured or self.COMMAND is not daemon.COMMAND:
+        if within or is_secured(arguments) or self.COMMAND is not daemon.COMMAND:
             return super()._start(within, arguments)
         program = f"from {self.MODULE} import main; main({list(arguments)!r})"
         started = fork_server(self.MODULE, *self.WARM).start(program, self._environment, text=False)

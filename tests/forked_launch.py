@@ -1,4 +1,4 @@
-"""Launchers whose daemons and clients on this host are forks of themselves; `hosts/local.py` would run Python anew.
+"""Launchers whose daemons and clients on this host are forks of themselves, and so is whatever of ours they run.
 
 Everything up to `exec` is as ever: pipes, groups, the reaper, and the death of a parent. Then a child becomes the
 program instead of an interpreter that imports it, which takes hundreds of milliseconds of processor time. Jobs that are
@@ -12,28 +12,31 @@ import ctypes
 import functools
 import gc
 import importlib
+import itertools
 import mmap
 import os
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
-import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.fork_server import end, open_streams, set_main
+from tests.forked_daemon import is_secured
 from tests.forked_process import ForkedProcess, fork_server
-
-from collectived_launcher.hosts import local
-from collectived_launcher.launch.daemons import DAEMON_COMMAND
 
 WARM = (
     *("tests.forked_launch", "tests.e2e.launcher.run_job", "collectived_launcher.launch.cli", "collectived"),
     *("collectived.connection.rpc", "collectived.shared.segment_channel", "collectived_runtime.__main__"),
     *("collectived_runtime.worker.server", "collectived_runtime.coordinator.server"),
+    *("collectived_launcher.cluster.supervisor", "collectived_launcher.cluster.cli", "collectived_launcher.status.cli"),
+    *("collectived.bench.measure", "collectived_launcher.bench.cli"),
 )
 _DAEMON = "from collectived_runtime.__main__ import main; main()"
+_MODULE = "from tests.forked_launch import run_module; run_module({!r})"
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -44,7 +47,9 @@ def start_launcher(
     """Start `python -m MODULE ARGUMENTS`, a launcher."""
     assert tuple(command[:2]) == (sys.executable, "-m"), command
     program = f"from tests.forked_launch import run; run({list(command[2:])!r})"
-    return fork_server(*WARM).start(program, os.environ if environment is None else environment, folder=folder)
+    started = fork_server(*WARM).start(program, os.environ if environment is None else environment, folder=folder)
+    started.stdin.close()  # nobody types anything
+    return started
 
 
 def run_launcher(
@@ -65,7 +70,7 @@ def run_launcher(
 
 def run(command: Sequence[str]) -> None:
     """Be the launcher."""
-    vars(local)["subprocess"] = types.SimpleNamespace(**{**vars(subprocess), "Popen": _Popen})
+    vars(subprocess)["Popen"] = _Popen
     module, *arguments = command
     with contextlib.suppress(OSError):
         _describe([sys.executable, "-m", *command], os.environ)
@@ -75,39 +80,72 @@ def run(command: Sequence[str]) -> None:
     sys.exit(importlib.import_module(module).main())
 
 
-class _Popen(subprocess.Popen[bytes]):
-    def __init__(
-        self, command: Sequence[str], *, env: Mapping[str, str], preexec_fn: Callable[[], None], **options: Any
-    ) -> None:
-        become = functools.partial(_become, command, env, preexec_fn)
-        super().__init__(command, env=env, preexec_fn=become, **options)
+class _Popen(subprocess.Popen[Any]):
+    def __init__(self, command: Any, **options: Any) -> None:
+        is_alone = len(os.listdir("/proc/self/task")) == 1  # beside other threads a fork has to become another program
+        if isinstance(command, str) or options.get("shell") or not is_alone:
+            super().__init__(command, **options)
+            return
+        environment = dict(os.environ if options.get("env") is None else options["env"])
+        prepare, kept = options.pop("preexec_fn", None), options.get("pass_fds", ())
+        become = functools.partial(_become, tuple(command), environment, prepare, kept)
+        super().__init__(command, preexec_fn=become, **options)
 
 
-def _become(command: Sequence[str], environment: Mapping[str, str], prepare: Callable[[], None]) -> None:
+def _become(
+    words: tuple[str, ...], environment: Mapping[str, str], prepare: Callable[[], None] | None, kept: Sequence[int]
+) -> None:
     """Be the program in this child; return where it is no program of ours, which `exec` is left to."""
-    prepare()
-    words = tuple(command)
-    if words[: len(DAEMON_COMMAND)] == DAEMON_COMMAND:
-        program, file, arguments = _DAEMON, "<string>", ["collectived_runtime", *words[len(DAEMON_COMMAND) :]]
-    elif words[:2] == (sys.executable, "-c"):
-        program, file, arguments = words[2], "<string>", ["-c", *words[3:]]
-    elif words[0] == sys.executable and words[1].endswith(".py") and Path(words[1]).exists():
-        program, file, arguments = Path(words[1]).read_text(), words[1], list(words[1:])
-    else:
+    if prepare is not None:
+        prepare()
+    found = _find_program(words, environment)
+    if found is None:
         return
+    program, file, arguments = found
     try:
         _describe(words, environment)
     except OSError:  # this kernel lets nobody do so
         return
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # their owners, which are below on the stack, do not miss them here
+    first = 3
+    for descriptor in (*sorted(kept), os.sysconf("SC_OPEN_MAX")):  # no owner, which is below on the stack, misses them
+        os.closerange(first, descriptor)
+        first = descriptor + 1
     gc.freeze()
     gc.enable()
     _reset_signals()
+    if not any(word.startswith("collectived_launcher") for word in words):  # a supervisor starts daemons in its turn
+        vars(subprocess)["Popen"] = _Popen.__base__
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = arguments
     open_streams()
     _live(program, file)
+
+
+def _find_program(words: tuple[str, ...], environment: Mapping[str, str]) -> tuple[str, str, list[str]] | None:
+    """What an interpreter would run: the program, its file, and its arguments; None where none of ours does."""
+    if shutil.which(words[0], path=environment.get("PATH")) != sys.executable:
+        return None
+    options = list(itertools.takewhile(lambda word: word in ("-P", "-u"), words[1:]))
+    kind, *rest = words[1 + len(options) :] or ("",)
+    if kind == "-c" and rest:
+        return rest[0], "<string>", ["-c", *rest[1:]]
+    if kind == "-m" and rest and rest[0].startswith("collectived"):
+        if is_secured(rest):
+            return None
+        module, *arguments = rest
+        return _DAEMON if module == "collectived_runtime" else _MODULE.format(module), "<string>", [module, *arguments]
+    if kind.endswith(".py") and Path(kind).exists():
+        return Path(kind).read_text(), kind, [kind, *rest]
+    return None
+
+
+def run_module(name: str) -> None:
+    """Be `python -m` of a module that may have been imported before, of which `runpy` would warn."""
+    if not hasattr(sys.modules.get(name), "__path__"):
+        sys.modules.pop(name, None)
+    sys.modules.pop(f"{name}.__main__", None)
+    runpy.run_module(name, None, "__main__", alter_sys=True)
 
 
 def _reset_signals() -> None:

@@ -79,3 +79,14 @@ def test_a_program_that_is_interrupted_dies_of_it(folder: Path) -> None:
     command = [sys.executable, "-m", DRIVE, wish, sys.executable, "-c", "raise KeyboardInterrupt"]
     done = run_launcher(command, {**os.environ, "XDG_RUNTIME_DIR": str(folder)}, timeout=30)
     assert done.returncode == 1 and "killed by signal 2 (SIGINT)" in done.stderr, done
+
+
+@pytest.mark.parametrize("module", ["collectived_launcher", "collectived_launcher.hosts.reaper"])
+def test_a_module_of_ours_is_run_as_the_main_one(folder: Path, module: str) -> None:
+    """A package and a module, which the launcher has imported before, by a name that is looked up in PATH."""
+    wish = json.dumps({"workers": 1, "clients": 1, "grace": 0.1})
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = [sys.executable, "-m", DRIVE, wish, "python", "-P", "-m", module, "--help"]
+    done = run_launcher(command, {**os.environ, "PATH": path, "XDG_RUNTIME_DIR": str(folder)}, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("Usage: collectived [OPTIONS]" in done.stdout) == (module == "collectived_launcher")

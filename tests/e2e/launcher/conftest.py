@@ -16,11 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.forked_launch import run_launcher
+from tests.forked_launch import run_launcher, start_launcher
+from tests.forked_process import ForkedProcess
 from tests.waiting import settle
 
 DRIVE = "tests.e2e.launcher.run_job"
 PATIENCE = 20.0
+Started = subprocess.Popen[str] | ForkedProcess
 
 
 class Place:
@@ -28,7 +30,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[Started] = []
         self.environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
         for name in ("COLLECTIVED_WORKER", "COLLECTIVED_JOB", "COLLECTIVED_TIMEOUT", "PYTHONUNBUFFERED"):
             self.environment.pop(name, None)
@@ -36,13 +38,17 @@ class Place:
     def command(self, *program: str, **wish: object) -> list[str]:
         return [sys.executable, "-m", DRIVE, json.dumps(wish), *program]
 
-    def start(self, *program: str, **wish: object) -> subprocess.Popen[str]:
+    def start(self, *program: str, **wish: object) -> Started:
         """A job that the test will end."""
         return self.run_in_background(self.command(*program, **wish))
 
-    def run_in_background(self, command: list[str]) -> subprocess.Popen[str]:
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(command, env=self.environment, text=True, stdout=pipe, stderr=pipe, bufsize=1)
+    def run_in_background(self, command: list[str]) -> Started:
+        process: Started
+        if command[:2] == [sys.executable, "-m"]:
+            process = start_launcher(command, self.environment)
+        else:
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(command, env=self.environment, text=True, stdout=pipe, stderr=pipe, bufsize=1)
         self._started.append(process)
         return process
 
@@ -53,13 +59,10 @@ class Place:
                 process.kill()
 
     def drive(self, *program: str, **wish: object) -> subprocess.CompletedProcess[str]:
-        """A job from its start to its end, on stand-in daemons, or on real ones: these are forks of the launcher."""
-        command = self.command(*program, **wish)
-        if wish.get("real"):
-            return run_launcher(command, self.environment, timeout=PATIENCE)
-        return subprocess.run(command, env=self.environment, text=True, capture_output=True, timeout=PATIENCE)
+        """A job from its start to its end, on stand-in daemons, or on real ones."""
+        return run_launcher(self.command(*program, **wish), self.environment, timeout=PATIENCE)
 
-    def lines_with(self, launcher: subprocess.Popen[str], word: str, count: int) -> list[str]:
+    def lines_with(self, launcher: Started, word: str, count: int) -> list[str]:
         """Reads the launcher's standard output until so many lines with this word have come; returns those."""
         found: list[str] = []
         assert launcher.stdout is not None
@@ -70,7 +73,7 @@ class Place:
                 found.append(line.rstrip("\n"))
         return found
 
-    def error_with(self, launcher: subprocess.Popen[str], pattern: str) -> str:
+    def error_with(self, launcher: Started, pattern: str) -> str:
         """Reads the launcher's standard error until a line has this pattern in it; returns the line."""
         assert launcher.stderr is not None
         for line in launcher.stderr:

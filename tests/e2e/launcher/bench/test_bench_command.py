@@ -20,6 +20,7 @@ import pytest
 from tests.docs.blocks import claimed
 from tests.docs.stage import plain
 from tests.e2e.launcher.conftest import PATIENCE, Place
+from tests.forked_launch import run_launcher
 
 from collectived_launcher.__main__ import run
 
@@ -92,14 +93,8 @@ def test_a_job_that_does_not_run_is_exit_status_3(
 
 
 def bench(place: Place, *arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *before, "bench", *arguments],
-        env={**place.environment, "COLUMNS": "80"},
-        text=True,
-        capture_output=True,
-        timeout=WITHIN,
-        check=False,
-    )
+    command = [*COMMAND, *before, "bench", *arguments]
+    return run_launcher(command, {**place.environment, "COLUMNS": "80"}, timeout=WITHIN)
 
 
 def test_a_new_job_gives_a_table_and_a_picture(place: Place, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.launcher.conftest import Place
+from tests.forked_launch import run_launcher, start_launcher
 from tests.waiting import settle
 
 PATIENCE = 30.0
@@ -65,9 +65,7 @@ class Lab:
     def do(self, verb: str, *words: str, status: int = 0) -> str:
         """Runs `collectived VERB WORDS`; what it prints."""
         command = [sys.executable, "-m", "collectived_launcher", verb, *words]
-        done = subprocess.run(
-            command, env=self.place.environment, text=True, capture_output=True, timeout=2 * PATIENCE, cwd=self.folder
-        )
+        done = run_launcher(command, self.place.environment, self.folder, 2 * PATIENCE)
         assert done.returncode == status, (done.stdout, done.stderr)
         return done.stdout + done.stderr
 
@@ -75,10 +73,7 @@ class Lab:
     def running(self, program: str) -> Iterator[None]:
         """`collectived run` of a program that says "busy" on each rank, and is to fail."""
         command = [sys.executable, "-m", "collectived_launcher", "run", "--", sys.executable, "-c", program]
-        with subprocess.Popen(
-            command, env=self.place.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as job:
-            assert job.stdout is not None
+        with start_launcher(command, self.place.environment) as job:
             busy = 0
             while busy < 2:
                 line = job.stdout.readline()

@@ -171,7 +171,9 @@ def test_a_reader_that_goes_away_ends_the_job(place: Any) -> None:
 def test_nothing_outlives_a_launcher_that_was_killed(place: Any, moment: str, real: bool) -> None:
     script = f"import os, subprocess, sys; subprocess.Popen(['sleep', '100']); {WAIT}; signal.pause()"
     launcher = place.start(*PYTHON, script, grace=60, real=real)
-    if moment != "opening":
+    if moment == "opening":  # from then on somebody knows what it has begun
+        settle(lambda: place.having(b"collectived_launcher.hosts.reaper"))
+    else:
         place.lines_with(launcher, "up", 4)
     if moment == "grace":
         os.kill(place.clients()[0], signal.SIGKILL)
