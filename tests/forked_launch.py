@@ -42,11 +42,21 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def start_launcher(
-    command: Sequence[str], environment: Mapping[str, str] | None = None, folder: str | Path | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    folder: str | Path | None = None,
+    output: Path | None = None,
+    fresh_programs: bool = False,
 ) -> ForkedProcess:
-    """Start `python -m MODULE ARGUMENTS`, a launcher."""
+    """Start `python -m MODULE ARGUMENTS`, a launcher.
+
+    Args:
+        output: the file into which goes all that it says, where there is one.
+        fresh_programs: programs that are not ours are no forks: nothing may lie below them on their stacks.
+    """
     assert tuple(command[:2]) == (sys.executable, "-m"), command
-    program = f"from tests.forked_launch import run; run({list(command[2:])!r})"
+    told = None if output is None else str(output)
+    program = f"from tests.forked_launch import run; run({list(command[2:])!r}, {told!r}, {fresh_programs!r})"
     started = fork_server(*WARM).start(program, os.environ if environment is None else environment, folder=folder)
     started.stdin.close()  # nobody types anything
     return started
@@ -68,8 +78,14 @@ def run_launcher(
     return subprocess.CompletedProcess(list(command), launcher.wait(), stdout, stderr)
 
 
-def run(command: Sequence[str]) -> None:
+def run(command: Sequence[str], output: str | None = None, fresh_programs: bool = False) -> None:
     """Be the launcher."""
+    _Popen.forks_programs = not fresh_programs
+    if output is not None:
+        descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
+        for stream in (1, 2):
+            os.dup2(descriptor, stream)
+        os.close(descriptor)
     vars(subprocess)["Popen"] = _Popen
     module, *arguments = command
     with contextlib.suppress(OSError):
@@ -81,6 +97,8 @@ def run(command: Sequence[str]) -> None:
 
 
 class _Popen(subprocess.Popen[Any]):
+    forks_programs = True
+
     def __init__(self, command: Any, **options: Any) -> None:
         is_alone = len(os.listdir("/proc/self/task")) == 1  # beside other threads a fork has to become another program
         if isinstance(command, str) or options.get("shell") or not is_alone:
@@ -128,14 +146,14 @@ def _find_program(words: tuple[str, ...], environment: Mapping[str, str]) -> tup
         return None
     options = list(itertools.takewhile(lambda word: word in ("-P", "-u"), words[1:]))
     kind, *rest = words[1 + len(options) :] or ("",)
-    if kind == "-c" and rest:
+    if kind == "-c" and rest and _Popen.forks_programs:
         return rest[0], "<string>", ["-c", *rest[1:]]
     if kind == "-m" and rest and rest[0].startswith("collectived"):
         if is_secured(rest):
             return None
         module, *arguments = rest
         return _DAEMON if module == "collectived_runtime" else _MODULE.format(module), "<string>", [module, *arguments]
-    if kind.endswith(".py") and Path(kind).exists():
+    if kind.endswith(".py") and Path(kind).exists() and _Popen.forks_programs:
         return Path(kind).read_text(), kind, [kind, *rest]
     return None
 

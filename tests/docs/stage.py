@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,14 +13,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
+from tests.forked_launch import start_launcher
+from tests.forked_process import ForkedProcess
 
 from collectived_launcher.status.discovery import find_target, request_status
 from collectived_proto.v1.status_pb2 import StatusReply
 
 PATIENCE = 60.0
+_OF_A_SHELL = re.compile(r"[|&;<>$()`]")
 _KEPT = r"ranks? \d+(?:, \d+)*|#\d+|\.py:\d+|(?:mode|uid) 0\d+|\d+ of \d+ ranks?|exit status \d+|_arrive\":\d+"
 
 
@@ -38,17 +42,24 @@ class Stage:
         self.folder = folder
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environment = {**os.environ, "PATH": path, "XDG_RUNTIME_DIR": runtime}
-        self._job: subprocess.Popen[bytes] | None = None
+        self._job: ForkedProcess | None = None
         for name, source in programs.items():
             (folder / name).write_text(source)
 
     def run(self, command: str) -> str:
-        done = subprocess.run(self._shell(command), timeout=PATIENCE, **self._place(subprocess.PIPE))
+        words = shlex.split(command)
+        if words[0] == "collectived" and not _OF_A_SHELL.search(command):
+            with (self.folder / "said.txt").open("w+") as file, self._start(words[1:], file) as ours:
+                ours.wait(PATIENCE)
+                return file.read()
+        done = subprocess.run(["bash", "-c", command], timeout=PATIENCE, **self._place(subprocess.PIPE))
         return str(done.stdout.decode())
 
     def start(self, command: str) -> None:
-        with (self.folder / "job.txt").open("wb") as file:
-            self._job = subprocess.Popen(self._shell(f"exec {command}"), **self._place(file))
+        words = shlex.split(command)
+        assert words[0] == "collectived" and not _OF_A_SHELL.search(command), command
+        with (self.folder / "job.txt").open("w") as file:
+            self._job = self._start(words[1:], file)
 
     def said(self) -> str:
         """What the job has printed so far."""
@@ -59,16 +70,18 @@ class Stage:
 
     def end(self) -> None:
         if self._job is not None:
-            self._job.send_signal(signal.SIGTERM)
-            try:
-                self._job.wait(PATIENCE)
-            finally:
-                self._job.kill()
-                self._job.wait()
+            with self._job as job:
+                job.send_signal(signal.SIGTERM)
+                try:
+                    job.wait(PATIENCE)
+                finally:
+                    job.kill()
             self._job = None
 
-    def _shell(self, command: str) -> list[str]:
-        return ["bash", "-c", command]
+    def _start(self, arguments: list[str], output: IO[str]) -> ForkedProcess:
+        """The command, which says everything into that file; pages show the stacks of the programs that it starts."""
+        command = [sys.executable, "-m", "collectived_launcher", *arguments]
+        return start_launcher(command, self.environment, self.folder, Path(output.name), fresh_programs=True)
 
     def _place(self, output: object) -> dict[str, Any]:
         return {
