@@ -1,4 +1,4 @@
-"""Links to other sites are well-formed, and what `make links` says of one that leads nowhere. No test asks the network."""
+"""Links to other sites are well-formed, and `make links` says which leads nowhere. No test asks the network."""
 
 from __future__ import annotations
 
