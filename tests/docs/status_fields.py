@@ -12,6 +12,7 @@ from typing import cast
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from tests.docs.contents import ROOT
 
+from collectived_proto.report.status_json import RENAMED
 from collectived_proto.v1 import status_pb2
 
 PAGE = ROOT / "docs" / "reference" / "status.md"
@@ -56,7 +57,11 @@ def fresh(text: str) -> str:
 def section(name: str) -> str:
     """The heading, the meaning and the table of a message."""
     intro, meanings = comments()[name]
-    rows = [f"| `{field.name}` | {_type_of(field)} | {meanings[field.name]} |" for field in MESSAGES[name].fields]
+    renamed = RENAMED if name == "WorkerStatus" else {}
+    rows = [
+        f"| `{renamed.get(field.name, field.name)}` | {_type_of(field)} | {meanings[field.name]} |"
+        for field in MESSAGES[name].fields
+    ]
     return "\n".join([f"## {name}", "", intro, "", "| field | type | meaning |", "|---|---|---|", *rows, ""])
 
 

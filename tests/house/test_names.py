@@ -26,7 +26,7 @@ NATIVE = {path.stem for path in (ROOT / "native").rglob("*.*")} | {"protocol"}
 # Private to programs that never meet, or the same thing in client and runtime.
 MAY_REPEAT = {"Client", "Cuda", "Daemon", "Frame", "Generation", "Request", "Row", "Screen", "Session", "Submission"}
 # A seat is a place in a segment now.
-# `lanes/...` are names of algorithms; DLPack has lanes of its own; on the wire and in metrics a group loop is a lane.
+# `lanes/...` are names of algorithms; DLPack has lanes of its own; on the wire a group loop is a lane.
 GONE = re.compile(r"\b(bells?|crew|hurts|ledger|porter|strands?|workshop|errands?|telling|lingering)\b")
 MESSAGES = {"message", "why", "details", "verify_message", "stderr"}
 # Names of other libraries, and of the environment, that comments and docstrings quote though no code of ours has them.

@@ -52,27 +52,19 @@ def status(
     )
     from collectived_launcher.status.filters import filter_findings, filter_status
     from collectived_launcher.status.tables import build_tables
+    from collectived_proto.report.status_json import status_to_json
 
     while True:
         whole = request_status(find_target(worker, job, os.environ))
         part = filter_status(whole, group, host)
         if as_json:
-            click.echo(_as_json(part))
+            click.echo(status_to_json(part))
         else:
             parts = build_tables(part, filter_findings(whole, part), wide=wide or group is not None or host is not None)
             _print(parts, clear=watch is not None and sys.stdout.isatty())
         if watch is None:
             return
         time.sleep(watch)
-
-
-def _as_json(reply: object) -> str:
-    from google.protobuf.json_format import MessageToJson
-    from google.protobuf.message import Message
-
-    assert isinstance(reply, Message)
-    text: str = MessageToJson(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    return text
 
 
 def _print(parts: Iterable[Any], clear: bool) -> None:

@@ -41,7 +41,7 @@ WORKER_LIMITS = tuple(limit for limit in Limit if limit is not Limit.GROUP_RANKS
 class MessageSource(enum.StrEnum):
     """Where something came that is no message of its protocol."""
 
-    DOOR = "door"  # the first message of a client at the Unix socket
+    SOCKET = "socket"  # the first message of a client at the Unix socket
     SESSION = "session"  # its session socket
     DOORBELL = "doorbell"
     HANDSHAKE = "handshake"  # of a link

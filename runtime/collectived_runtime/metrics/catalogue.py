@@ -3,7 +3,7 @@
 Names and units follow Prometheus: `_total` for what only grows, seconds and bytes without prefixes. Labels have few
 values, whatever jobs do: operations, algorithms, outcomes and codes are finite sets, `worker` is a task number, `group`
 one of at most `MAX_GROUP_LABELS` names or `other`, `rank` one of the `MAX_STRAGGLERS` latest. Never a generation, an
-instance or a process. docs/operate/metrics.md says the same, and the tests compare.
+instance or a process. `make docs` makes the tables of docs/operate/metrics.md of it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BUILD = Metric(
 REFUSED = Metric(
     "collectived_refused_total",
     "counter",
-    ("component", "door", "why"),
+    ("component", "protocol", "reason"),
     "Requests over grpc or http that were refused: without a credential, with a wrong one, or with a token that does "
     "not allow the call.",
 )
@@ -143,7 +143,7 @@ WORKER_METRICS = _index_by_name(
         "Links with other workers: dialled, accepted, or kept from an earlier generation.",
     ),
     Metric("collectived_ranks", "gauge", _GROUP_LABELS, "Local ranks that have not left."),
-    Metric("collectived_lanes", "gauge", ("worker",), "Groups with a rank here; one thread each."),
+    Metric("collectived_groups", "gauge", ("worker",), "Groups with a rank here; one thread each."),
     Metric(
         "collectived_verdicts_total",
         "counter",

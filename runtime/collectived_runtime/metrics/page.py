@@ -76,7 +76,12 @@ def read_build_info(component: str) -> Reading:
 
 def read_auth_rejections(component: str, counts: Mapping[tuple[Surface, RejectReason], int]) -> Reading:
     """Count callers who were turned away."""
-    ways = ((door, why) for door in SURFACES for why in REJECT_REASONS if (door, why) != ("http", "viewing"))
+    ways = (
+        (surface, reason)
+        for surface in SURFACES
+        for reason in REJECT_REASONS
+        if (surface, reason) != ("http", "viewing")
+    )
     return make_reading(REFUSED, (((component, *way), float(counts.get(way, 0))) for way in ways))
 
 

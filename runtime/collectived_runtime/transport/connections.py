@@ -134,7 +134,7 @@ class ConnectionServer:
                 limits,
                 no_room=b"" if contexts else hello_.encode_no_room(NoRoom.DESCRIPTORS),
             ),
-            self._unix_listener.fileno(): AcceptListener(self._unix_listener, MessageSource.DOOR, limits),
+            self._unix_listener.fileno(): AcceptListener(self._unix_listener, MessageSource.SOCKET, limits),
         }
         self._dialling: dict[int, PendingHandshake] = {}  # those that this worker dials
         self._poll = select.epoll()

@@ -92,7 +92,7 @@ def test_what_workers_do_is_counted_and_stays_counted(cluster: Cluster) -> None:
 
     before = [Page(where) for where in cluster.metrics[1:]]
     cluster.run_sessions(4, lambda _, group: body(group), name="counted")
-    settle(lambda: all(Page(where)("collectived_lanes") == 0 for where in cluster.metrics[1:]))
+    settle(lambda: all(Page(where)("collectived_groups") == 0 for where in cluster.metrics[1:]))
     for task, where in enumerate(cluster.metrics[1:]):
         page, me = Page(where), {"group": "counted", "worker": str(task)}
         more = partial(_more, before[task], page)
@@ -249,8 +249,8 @@ def test_a_viewing_token_over_tcp_is_good_for_looking_only(
                 worker.Abort(worker_pb2.AbortRequest(), metadata=metadata)
             assert refused.value.code() is refusal
     page = Page(watched.metrics[1], token)
-    assert page("collectived_refused_total", component="worker", door="grpc", why="viewing") == 2
-    assert page("collectived_refused_total", component="worker", door="grpc", why="wrong") == 1
+    assert page("collectived_refused_total", component="worker", protocol="grpc", reason="viewing") == 2
+    assert page("collectived_refused_total", component="worker", protocol="grpc", reason="wrong") == 1
     with pytest.raises(urllib.error.HTTPError, match="401") as answer:
         Page(watched.metrics[1], "nonsense")
     answer.value.close()

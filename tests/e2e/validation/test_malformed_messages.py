@@ -68,7 +68,7 @@ def hung_up(guest: socket.socket) -> bool:
     ids=["truncated", "longer", "another version", "another token", "random", "oversized"],
 )
 def test_at_the_door(cluster: Cluster, words: bytes) -> None:
-    with counting(cluster.metrics[1], "door", MALFORMED), knocking(cluster) as guest:
+    with counting(cluster.metrics[1], "socket", MALFORMED), knocking(cluster) as guest:
         guest.send(words)
         assert hung_up(guest)
 
@@ -91,7 +91,7 @@ def test_a_token_opens_once(cluster: Cluster) -> None:
     with opened(cluster) as session, knocking(cluster) as first:
         first.send(messages.encode_hello(session.token))
         assert first.recv(100)[0] == messages.MessageType.PONG
-        with counting(cluster.metrics[1], "door", MALFORMED), knocking(cluster) as again:
+        with counting(cluster.metrics[1], "socket", MALFORMED), knocking(cluster) as again:
             again.send(messages.encode_hello(session.token))
             assert hung_up(again)
 

@@ -60,5 +60,5 @@ def test_nonsense_makes_the_user_wait_who_has_sent_it_and_nobody_else(
 ) -> None:
     refusals = RejectionCounters()
     for _ in range(100):
-        refusals.count_malformed(MessageSource.DOOR, uid)
+        refusals.count_malformed(MessageSource.SOCKET, uid)
     assert asyncio.run(call(tmp_path, refusals, timeout)) is code

@@ -39,8 +39,8 @@ def test_every_limit_is_shown_by_some_daemon() -> None:
 def test_what_a_user_has_sent_is_charged_to_that_user_once() -> None:
     refusals = RejectionCounters()
     for uid in (7, 7, 8, None):
-        refusals.count_malformed(MessageSource.DOOR, uid)
-    assert refusals.malformed_counts == {MessageSource.DOOR: 4}
+        refusals.count_malformed(MessageSource.SOCKET, uid)
+    assert refusals.malformed_counts == {MessageSource.SOCKET: 4}
     assert [refusals.take_malformed(format_uid_key(uid)) for uid in (7, 7, 9, 8)] == [2, 0, 0, 1]
     assert refusals.take_malformed("") == 0
 
@@ -48,5 +48,5 @@ def test_what_a_user_has_sent_is_charged_to_that_user_once() -> None:
 def test_of_more_users_than_are_remembered_the_one_quiet_for_longest_is_forgotten() -> None:
     refusals = RejectionCounters()
     for uid in range(MAX_USERS + 1):
-        refusals.count_malformed(MessageSource.DOOR, uid)
+        refusals.count_malformed(MessageSource.SOCKET, uid)
     assert refusals.take_malformed(format_uid_key(0)) == 0 and refusals.take_malformed(format_uid_key(1)) == 1

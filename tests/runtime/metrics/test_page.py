@@ -88,5 +88,5 @@ def test_names_follow_the_conventions() -> None:
         assert not metric.name.removesuffix("_total").endswith(("_ms", "_milliseconds", "_kb", "_count", "_sum"))
         assert set(metric.labels) <= {
             *("worker", "group", "operation", "algorithm", "outcome", "code", "rank", "state"),
-            *("component", "version", "python", "door", "why", "limit", "where", "how"),
+            *("component", "version", "python", "protocol", "reason", "limit", "where", "how"),
         }, "labels are bounded: never a generation, an instance or a process"

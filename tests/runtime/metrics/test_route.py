@@ -61,8 +61,9 @@ def test_they_need_a_credential_health_does_not_and_there_is_nothing_else() -> N
         assert status((await get(server, "/", ADMITTED))[0]) == 404
         _, body = await get(server, "/metrics", ADMITTED)
         for why, count in (("nothing", 1), ("wrong", 1)):
-            assert f'collectived_refused_total{{component="worker",door="http",why="{why}"}} {count}.0' in body.decode()
-        assert b'why="viewing"' in body and b'door="http",why="viewing"' not in body
+            labels = f'component="worker",protocol="http",reason="{why}"'
+            assert f"collectived_refused_total{{{labels}}} {count}.0" in body.decode()
+        assert b'reason="viewing"' in body and b'protocol="http",reason="viewing"' not in body
 
     served(story, told)
 

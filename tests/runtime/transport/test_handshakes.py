@@ -154,5 +154,5 @@ def test_what_is_no_greeting_is_counted_where_it_comes(make: Callable[..., Place
     place.knock().send(b"hello")
     place.dial().sendall(bytes(HELLO_BYTES))
     assert [guest.recv(1) for guest in place.guests] == [b"", b""]
-    assert place.refusals.malformed_counts == {MessageSource.DOOR: 1, MessageSource.HANDSHAKE: 1}
+    assert place.refusals.malformed_counts == {MessageSource.SOCKET: 1, MessageSource.HANDSHAKE: 1}
     assert not place.refusals.limit_counts

@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from google.protobuf.json_format import MessageToJson
-
 from collectived_proto.errors import error_class
 from collectived_proto.report.findings import code_name, collect_findings
 from collectived_proto.report.labels import (
@@ -27,6 +25,7 @@ from collectived_proto.report.labels import (
     size_text,
     worker_state,
 )
+from collectived_proto.report.status_json import status_to_json
 from collectived_proto.v1.status_pb2 import StatusReply
 
 FRESH_SECONDS = 0.9  # a page that looks every second sees a new picture each time
@@ -74,9 +73,7 @@ class StatusCache:
 
 def render_documents(reply: StatusReply) -> dict[str, Document]:
     """Render what is served of one status."""
-    status = MessageToJson(
-        reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None
-    )
+    status = status_to_json(reply, indent=None)
     findings, derived = json.dumps(findings_to_json(reply)), json.dumps(derived_to_json(reply))
     page = f'{{"problems": {findings}, "told": {derived}, "status": {status}}}'
     texts = {"/status.json": status.encode(), "/page.json": page.encode()}

@@ -134,7 +134,7 @@ class WorkerMetrics:
 
     def _read_worker(self, total: WorkerTotals) -> Iterator[Reading]:
         me, membership = self._task_label, self._coordinator_client
-        yield self._make_single_reading("collectived_lanes", total.group_loops)
+        yield self._make_single_reading("collectived_groups", total.group_loops)
         opened = (((me, how), float(count)) for how, count in self._network.opened_links.items())
         yield make_reading(WORKER_METRICS["collectived_links_opened_total"], opened)
         verdicts = total.counters.verdicts.items()
