@@ -1,6 +1,7 @@
 """docs/reference/configuration.md: `python -m tests.docs.configuration` (`make docs`) writes its tables.
 
-It writes those of docs/operate/limits.md, docs/reference/environment.md and docs/reference/status.md too.
+It writes those of docs/guide/errors.md, docs/operate/limits.md, docs/operate/metrics.md, docs/reference/environment.md
+and docs/reference/status.md too.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.docs import environment_page, limits_page, status_fields
+from tests.docs import environment_page, errors_page, limits_page, metrics_page, status_fields
 
 from collectived_proto.config.daemons import DAEMONS
 from collectived_proto.config.settings import REQUIRED, Setting, list_settings
@@ -45,5 +46,5 @@ def _default(key: Setting) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(fresh(PAGE.read_text()))
-    for other in (environment_page, limits_page, status_fields):
+    for other in (environment_page, errors_page, limits_page, metrics_page, status_fields):
         other.PAGE.write_text(other.fresh(other.PAGE.read_text()))
