@@ -57,9 +57,7 @@ def start_launcher(
     assert tuple(command[:2]) == (sys.executable, "-m"), command
     told = None if output is None else str(output)
     program = f"from tests.forked_launch import run; run({list(command[2:])!r}, {told!r}, {fresh_programs!r})"
-    started = fork_server(*WARM).start(program, os.environ if environment is None else environment, folder=folder)
-    started.stdin.close()  # nobody types anything
-    return started
+    return fork_server(*WARM).start(program, os.environ if environment is None else environment, folder=folder)
 
 
 def run_launcher(
@@ -67,11 +65,13 @@ def run_launcher(
     environment: Mapping[str, str] | None = None,
     folder: str | Path | None = None,
     timeout: float | None = None,
+    said: str = "",
+    fresh_programs: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """The same to its end."""
-    with start_launcher(command, environment, folder) as launcher:
+    """The same to its end, with `said` as its standard input."""
+    with start_launcher(command, environment, folder, fresh_programs=fresh_programs) as launcher:
         try:
-            stdout, stderr = launcher.communicate(timeout=timeout)
+            stdout, stderr = launcher.communicate(said, timeout)
         except BaseException:
             launcher.kill()
             raise

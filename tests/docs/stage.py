@@ -81,7 +81,9 @@ class Stage:
     def _start(self, arguments: list[str], output: IO[str]) -> ForkedProcess:
         """The command, which says everything into that file; pages show the stacks of the programs that it starts."""
         command = [sys.executable, "-m", "collectived_launcher", *arguments]
-        return start_launcher(command, self.environment, self.folder, Path(output.name), fresh_programs=True)
+        started = start_launcher(command, self.environment, self.folder, Path(output.name), fresh_programs=True)
+        started.stdin.close()  # nobody types anything
+        return started
 
     def _place(self, output: object) -> dict[str, Any]:
         return {

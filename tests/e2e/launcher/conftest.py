@@ -46,6 +46,7 @@ class Place:
         process: Started
         if command[:2] == [sys.executable, "-m"]:
             process = start_launcher(command, self.environment)
+            process.stdin.close()  # nobody types anything
         else:
             pipe = subprocess.PIPE
             process = subprocess.Popen(command, env=self.environment, text=True, stdout=pipe, stderr=pipe, bufsize=1)

@@ -16,16 +16,17 @@ import click
 import pytest
 from tests.docs.blocks import claimed
 from tests.e2e.launcher.conftest import Place
+from tests.forked_launch import run_launcher
 
 from collectived_launcher.doctor.checks import CHECKS, PAIRWISE_CHECKS
 from collectived_launcher.doctor.hosts import HostAccess, ReachedHost, choose_pairs, parse_hosts
 
-COMMAND = [sys.executable, "-P", "-m", "collectived_launcher", "doctor"]
+COMMAND = [sys.executable, "-m", "collectived_launcher", "doctor"]
 PATIENCE = 60.0
 
 
 def look(place: Place, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *options], env=place.environment, text=True, capture_output=True, timeout=PATIENCE)
+    return run_launcher([*COMMAND, *options], place.environment, timeout=PATIENCE, fresh_programs=True)
 
 
 def reached(*hosts: str) -> list[ReachedHost]:
