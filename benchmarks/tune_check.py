@@ -4,14 +4,16 @@ Every algorithm has a group of its own, whose table says that it carries everyth
 links (`--tune`). All groups have turns at each size. A call lasts as long as on the slowest rank. What AUTO takes, by
 the model or by measured links, is judged by the time of the algorithm that its table names.
 
-The simulator's prediction stands beside each cell. Latency and bandwidth of its model are those of the ring between two
-workers, at the smallest and the largest size of that kind of link; the cells for more workers are predicted.
+The simulator's prediction stands beside each cell. Its costs are fitted to the cells of all other numbers of workers:
+those of a message and of latency are common to all links, each link has a bandwidth, and copying costs more where
+links are paced.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import statistics
 import tempfile
@@ -23,6 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from scipy.optimize import minimize
 
 import collectived as cd
 from benchmarks import conditions
@@ -47,14 +50,17 @@ _HOPELESS = 3.0  # times as long as the best: an algorithm is not measured at la
 _SECONDS = 0.6  # for a size, about
 _LONGEST = 4.0  # seconds that a call may take; larger sizes are left out
 _MOST_ROUNDS, _LEAST_ROUNDS = 40, 3
-_LEAST_LATENCY = 5e-6
+# Where the fit of the simulator's costs begins. A token bucket cuts what is sent into single packets.
+_OVERHEAD, _LATENCY, _COPIED, _COPIED_PACED, _FREE_MEGABITS = 22e-6, 8e-6, 1.6e9, 0.3e9, 12_000
+_OUTLIER = 0.7  # the most that one cell counts in the fit, as the logarithm of a ratio
+_MOST_TRIES = 600
 _WARM_UP = 3  # calls: the third is carried out as all later ones are
 
 Contestant = tuple[str, int]  # algorithm and shards
 Times = dict[int, dict[str, list[float]]]  # by size and group, one a round
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Cell:
     """One size over one kind of link.
 
@@ -93,9 +99,10 @@ def main() -> None:
     for link in arguments.links.split(","):
         for workers in map(int, arguments.workers.split(",")):
             found = measure(link, workers, sizes)
-            print(table_of(found), flush=True)
+            print(table_of(found, {}), flush=True)
             cells += found
-    text = f"{conditions.shown()}\n\n{table_of(cells)}\n\n{table(judge(cells))}"
+    predicted = predict(cells)
+    text = f"{conditions.shown()}\n\n{table_of(cells, predicted)}\n\n{table(judge(cells, predicted))}"
     print(text)
     if arguments.write:
         write("tune check", text, PAGE)
@@ -104,7 +111,7 @@ def main() -> None:
 # What becomes of the figures. Pure.
 
 
-def judge(cells: Sequence[Cell]) -> list[Line]:
+def judge(cells: Sequence[Cell], predicted: Mapping[Cell, float]) -> list[Line]:
     """The goals, with what was measured."""
     lines = []
     for name, ratios in (
@@ -116,7 +123,7 @@ def judge(cells: Sequence[Cell]) -> list[Line]:
         where = f"{cells[worst].workers} workers, {cells[worst].link}, {show_size(cells[worst].nbytes)}"
         lines.append(Line(f"{name}: part of cells within {GOAL:.0%} of the best", share, "≥", CELLS))
         lines.append(Line(f"{name}: at the worst, times the best", ratios[worst], "≤", WORST, note=where))
-    errors = [abs(predicted / cell.seconds[cell.best] - 1) for cell, predicted in predict(cells)]
+    errors = [abs(seconds / cell.seconds[cell.best] - 1) for cell, seconds in predicted.items()]
     if errors:
         lines.append(
             Line("simulator: median error of the best algorithm's time", statistics.median(errors), "≤", ERROR)
@@ -124,44 +131,63 @@ def judge(cells: Sequence[Cell]) -> list[Line]:
     return lines
 
 
-def predict(cells: Sequence[Cell]) -> list[tuple[Cell, float]]:
-    """What the simulator says that the best algorithm takes, of cells by which its model was not fitted."""
-    found = []
-    for link in dict.fromkeys(cell.link for cell in cells):
-        known = [cell for cell in cells if cell.link == link]
-        pair = [cell for cell in known if cell.workers == 2 and ("ring", 1) in cell.seconds]
-        if len(pair) < 2:
-            continue
-        model = fit(
-            pair[0].nbytes, pair[0].seconds["ring", 1], pair[-1].nbytes, pair[-1].seconds["ring", 1], pair[0].crowd
-        )
-        for cell in known:
-            if cell not in (pair[0], pair[-1]):
-                name, shards = cell.best
-                crowded = replace(model, crowd=cell.crowd)
-                question = SimulationSpec((1,) * cell.workers, (cell.nbytes,), (name,), crowded)
-                found.append((cell, predict_cost(question, name, cell.nbytes, shards).seconds))
+def predict(cells: Sequence[Cell]) -> dict[Cell, float]:
+    """What the simulator says of the best algorithm of each cell, with costs fitted to other numbers of workers."""
+    found = {}
+    for workers in dict.fromkeys(cell.workers for cell in cells):
+        known = [cell for cell in cells if cell.workers != workers]
+        models = fit(known) if known else {}
+        for cell in cells:
+            if cell.workers == workers and cell.link in models:
+                found[cell] = predict_seconds(cell, models[cell.link], cell.best)
     return found
 
 
-def fit(small: int, small_seconds: float, large: int, large_seconds: float, crowd: float = 0.0) -> Model:
-    """The model by which a ring of two workers takes so long at two sizes: two rounds, in each a half goes each way."""
-    bandwidth = (large - small) / (large_seconds - small_seconds)
-    usual = Model(overhead=min(Model().overhead, small_seconds / 16), crowd=crowd)
-    latency = max(_LEAST_LATENCY, small_seconds / 2 - usual.message_seconds(2, 1.0))
-    return replace(
-        usual, across=LinkClass(latency, bandwidth), fold=1e12, stream=bandwidth, copied=max(usual.copied, bandwidth)
-    )
+def fit(cells: Sequence[Cell]) -> dict[str, Model]:
+    """By link, the model that comes closest to the times of the best algorithms and of AUTO's choices."""
+    links = list(dict.fromkeys(cell.link for cell in cells))
+    known = [(cell, one) for cell in cells for one in {cell.best, cell.auto, cell.tuned}]
+
+    def models(logarithms: Sequence[float]) -> dict[str, Model]:
+        overhead, latency, free, paced, *bandwidths = map(math.exp, logarithms)
+        copied = [paced if LINKS[link] else free for link in links]
+        return {link: make_model(overhead, latency, *one) for link, *one in zip(links, bandwidths, copied, strict=True)}
+
+    def error(logarithms: Sequence[float]) -> float:
+        of_link = models(logarithms)
+        ratios = (predict_seconds(cell, of_link[cell.link], one) / cell.seconds[one] for cell, one in known)
+        return statistics.fmean(min(abs(math.log(ratio)), _OUTLIER) for ratio in ratios)
+
+    start = [
+        _OVERHEAD,
+        _LATENCY,
+        _COPIED,
+        _COPIED_PACED,
+        *((LINKS[link] or _FREE_MEGABITS) * 1e6 / 8 for link in links),
+    ]
+    options = {"maxfev": _MOST_TRIES, "xtol": 0.01, "ftol": 0.001}
+    return models(minimize(error, [math.log(one) for one in start], method="Powell", options=options).x)
 
 
-def table_of(cells: Sequence[Cell]) -> str:
+def make_model(overhead: float, latency: float, bandwidth: float, copied: float) -> Model:
+    """A model in which a message costs the same whether a worker has slept or not, and folding costs nothing extra."""
+    across = LinkClass(latency, bandwidth)
+    return Model(across, overhead=overhead, fold=1e12, stream=bandwidth, wakeup=0.0, copied=copied)
+
+
+def predict_seconds(cell: Cell, model: Model, one: Contestant) -> float:
+    name, shards = one
+    question = SimulationSpec((1,) * cell.workers, (cell.nbytes,), (name,), replace(model, crowd=cell.crowd))
+    return predict_cost(question, name, cell.nbytes, shards).seconds
+
+
+def table_of(cells: Sequence[Cell], predicted: Mapping[Cell, float]) -> str:
     """A row per kind of link and number of workers, a column per size."""
     sizes = sorted({cell.nbytes for cell in cells})
-    predicted = {(cell.link, cell.workers, cell.nbytes): seconds for cell, seconds in predict(cells)}
     rows = [f"| | {' | '.join(map(show_size, sizes))} |", "|---" * (len(sizes) + 1) + "|"]
     for link, workers in dict.fromkeys((cell.link, cell.workers) for cell in cells):
         shown = {cell.nbytes: cell for cell in cells if (cell.link, cell.workers) == (link, workers)}
-        texts = [show(shown[n], predicted.get((link, workers, n))) if n in shown else "" for n in sizes]
+        texts = [show(shown[n], predicted.get(shown[n])) if n in shown else "" for n in sizes]
         rows.append(f"| {workers} workers, {link} | {' | '.join(texts)} |")
     return "\n".join(rows)
 

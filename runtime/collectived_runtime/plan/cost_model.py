@@ -6,8 +6,9 @@ A *link class* has a latency and a bandwidth per direction. All participants of 
 slowest part, and rounds follow each other. This is the Hockney model with the overhead of LogP (R. Hockney, Parallel
 Computing 1994; D. Culler et al., PPoPP 1993).
 
-Where several hosts are workers of one machine with few processors, what all of them have to do in a round is shared out
-among these. A worker that has no processor for itself, beside its ranks, sleeps until a message wakes it.
+Where several hosts are workers of one machine with few processors, they share these: `shared_processors` follows each
+worker, and the closed forms share out what all of them have to do in a round. A worker that has no processor for
+itself, beside its ranks, sleeps until a message wakes it.
 """
 
 from __future__ import annotations

@@ -4,15 +4,19 @@ Plans are aligned, so that a collective is a sequence of rounds that all enter t
 long as on the busiest host. The hosts are *sampled*: plans are derived one participant at a time and only for the
 sample, round by round, so that neither time nor memory grows with the square of the participants. The first and the
 last host are always in the sample: roots, guests and remainders stand there.
+
+Hosts that share processors do not enter rounds together: `shared_processors` follows each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from collectived_runtime.plan.cost_model import LinkClass, Model, bus_factor
 from collectived_runtime.plan.moves import RecvMove, SendMove
+from collectived_runtime.plan.shared_processors import simulate_shared
 from collectived_runtime.plan.wide_moves import CollectMove, NativeKind, NativeMove, WideRound
 
 SAMPLE = 8
@@ -44,22 +48,32 @@ def simulate(
         count: elements of one contribution.
         itemsize: bytes of an element.
         model: the costs; the default is plain TCP in a rack.
-        sample: how many hosts are looked at.
+        sample: how many hosts are looked at, where each has processors of its own.
     """
     model = model or Model()
+    run = simulate_shared if model.is_crowded else partial(_simulate_rounds, sample=sample)
+    seconds, rounds = run(plan_of, hosts, itemsize, model)
+    rate = count * itemsize / seconds if seconds else 0.0
+    return Prediction(seconds, rounds, rate, rate * bus_factor(sum(map(len, hosts))))
+
+
+def _simulate_rounds(
+    plan_of: Callable[[int], Iterable[WideRound]],
+    hosts: Sequence[Sequence[int]],
+    itemsize: int,
+    model: Model,
+    sample: int,
+) -> tuple[float, int]:
+    """Seconds and rounds where each host has processors of its own."""
     home = {participant: number for number, host in enumerate(hosts) for participant in host}
-    numbers = sample_hosts(len(hosts), len(hosts) if model.is_crowded else sample)  # crowded: how many take part counts
-    watched = [[(me, iter(plan_of(me))) for me in hosts[number]] for number in numbers]
+    watched = [[(me, iter(plan_of(me))) for me in hosts[number]] for number in sample_hosts(len(hosts), sample)]
     seconds, rounds = 0.0, 0
     while True:
         current = [[(me, next(rest, None)) for me, rest in host] for host in watched]
         if all(moves is None for host in current for _, moves in host):
-            break
-        busy = sum(any(moves for _, moves in host) for host in current) / len(current)
-        seconds += max(_round(host, home, itemsize, model, busy) for host in current)
+            return seconds, rounds
+        seconds += max(_round(host, home, itemsize, model) for host in current)
         rounds += 1
-    rate = count * itemsize / seconds if seconds else 0.0
-    return Prediction(seconds, rounds, rate, rate * bus_factor(len(home)))
 
 
 def sample_hosts(hosts: int, sample: int) -> list[int]:
@@ -90,10 +104,8 @@ class _Load:
         self.messages += 1
 
 
-def _round(
-    host: Iterable[tuple[int, WideRound | None]], home: Mapping[int, int], itemsize: int, model: Model, busy: float
-) -> float:
-    """Return the seconds that one round keeps one host busy, while the part `busy` of all has something to do."""
+def _round(host: Iterable[tuple[int, WideRound | None]], home: Mapping[int, int], itemsize: int, model: Model) -> float:
+    """Return the seconds that one round keeps one host busy."""
     shared = _Load()
     slowest = overhead = 0.0
     inside_used = False
@@ -101,12 +113,10 @@ def _round(
         own, before = _Load(), shared.messages
         folded = _add(moves or (), me, home, own, shared)
         slowest = max(slowest, own.seconds(model.inside, itemsize), folded * itemsize / model.fold)
-        between = model.message_seconds(shared.messages - before, busy)
-        overhead = max(overhead, model.overhead * own.messages + between)
+        overhead = max(overhead, model.overhead * (own.messages + shared.messages - before))
         inside_used = inside_used or own.messages > 0
     latency = model.across.latency if shared.messages else model.inside.latency if inside_used else 0.0
-    between = model.transfer_seconds(shared.sent * itemsize, shared.received * itemsize, busy)
-    return latency + overhead + max(slowest, between)
+    return latency + overhead + max(slowest, shared.seconds(model.across, itemsize))
 
 
 def _add(moves: WideRound, me: int, home: Mapping[int, int], own: _Load, shared: _Load) -> int:

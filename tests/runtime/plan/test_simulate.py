@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import replace
 
 import pytest
 
@@ -39,15 +38,6 @@ def test_a_slow_fold_is_what_a_round_waits_for() -> None:
     assert flat("ring", 2, 2_000_000, model).seconds == pytest.approx(1.0 + 1e-3)
 
 
-def test_hosts_that_are_one_machine_share_its_processors() -> None:
-    free = Model(LinkClass(0.0, 1e12), overhead=1e-3, fold=1e12)
-    crowded = replace(free, crowd=4.0, wakeup=2e-3, copied=1e6)
-    assert flat("one_shot", 8, 4, free).seconds == pytest.approx(14e-3)
-    assert flat("one_shot", 8, 4, crowded).seconds == pytest.approx(4 * (14 * 3e-3 + 7 * 4e-6))
-    # Of eight in a tree eight, four and two have a message at a time, on two processors.
-    assert flat("tree", 8, 1_000_000, crowded).seconds == pytest.approx(2 * (4 + 2 + 1) * (3e-3 + 0.5))
-
-
 def test_participants_of_a_host_share_its_link() -> None:
     model = Model(LinkClass(0.0, 1e6), LinkClass(0.0, 1e12), overhead=0.0, fold=1e12)
     hosts = ((0, 1, 2, 3), (4, 5, 6, 7))
@@ -79,18 +69,24 @@ def test_one_participant_takes_no_time() -> None:
     assert lower_bound([1], 1 << 20, Model()) == 0.0
 
 
-@pytest.mark.parametrize("processors", (2, 1000))
 @pytest.mark.parametrize("size", (2, 3, 4, 5, 8, 17, 64))
 @pytest.mark.parametrize("name", TIMES)
-def test_the_closed_forms_agree_with_the_simulator(name: str, size: int, processors: int) -> None:
-    model = Model(crowd=size / processors)
+def test_the_closed_forms_agree_with_the_simulator(name: str, size: int) -> None:
+    model = Model(crowd=size / 1000)
     for nbytes in SIZES:
         predicted, simulated = TIMES[name](size, nbytes, model), flat(name, size, nbytes, model).seconds
         if name == "double_tree":
-            most = 5.0 if model.crowd > 1 else 2.7 if size == 2 else 1.5
-            assert 0.9 <= predicted / simulated <= most
+            assert 0.9 <= predicted / simulated <= (2.7 if size == 2 else 1.5)
         else:
             assert predicted == pytest.approx(simulated, rel=0.01)
+
+
+@pytest.mark.parametrize("size", (2, 3, 4, 5, 8, 17))
+@pytest.mark.parametrize("name", [name for name in TIMES if name != "double_tree"])
+def test_the_closed_forms_are_estimates_where_processors_are_shared(name: str, size: int) -> None:
+    model = Model(crowd=size / 2)
+    for nbytes in SIZES:
+        assert 0.55 <= TIMES[name](size, nbytes, model) / flat(name, size, nbytes, model).seconds <= 1.3
 
 
 @pytest.mark.parametrize("name", ("ring", "tree", "halving_doubling", "shuffle"))
