@@ -108,7 +108,7 @@ def test_two_ends_measure(place: Place) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for check in PAIRWISE_CHECKS:
         assert re.search(rf"^(OK|WARNING) +{check}  ", done.stdout, re.MULTILINE), done.stdout
-    found = done.stdout.replace(os.uname().nodename, "vm").replace(" behind that of", " ahead of that of").splitlines()
+    found = done.stdout.replace(os.uname().nodename, "vm").replace(" ahead of that of", " behind that of").splitlines()
     for line, real in zip(shown.text.splitlines(), found, strict=False):
         assert shape(line) == shape(real) or real.startswith("WARNING"), real
     rest, errors = server.communicate(timeout=PATIENCE)
