@@ -1,8 +1,8 @@
 """Runs the snippets of the documentation as two ranks, each on a worker of its own.
 
 A snippet that imports collectived is a program: two processes run it, with the environment of `collectived launch
---workers 2`, or one that starts a job by itself. Any other sees `cd`, `np`, `session` and `group`. What rank 0 prints stands in comments, behind each
-`print` or below it.
+--workers 2`, or one that starts a job by itself. Any other sees `cd`, `np`, `session` and `group`. What rank 0 prints
+stands in comments, behind each `print` or below it.
 """
 
 from __future__ import annotations
