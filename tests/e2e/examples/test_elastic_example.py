@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 from tests.docs.blocks import claimed, of_language
+from tests.forked_launch import start_launcher
+from tests.forked_process import ForkedProcess
 from tests.waiting import settle
 
 from collectived_launcher.status.discovery import find_target, request_status
@@ -31,13 +33,14 @@ class Process:
     """Something that is started and listened to."""
 
     def __init__(self, *command: str, **environment: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", *command],
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process: subprocess.Popen[str] | ForkedProcess
+        surroundings, pipe = {**os.environ, **environment}, subprocess.PIPE
+        if command[0] == "-m":
+            self.process = start_launcher([sys.executable, *command], surroundings)
+            self.process.stdin.close()  # nobody types anything
+        else:
+            line = [sys.executable, "-u", *command]
+            self.process = subprocess.Popen(line, env=surroundings, stdout=pipe, stderr=pipe, text=True)
         self.said: list[str] = []
 
     def hear(self, pattern: str) -> re.Match[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.forked_launch import run_launcher
 
 ROOT = Path(__file__).parents[3]
 STEPS, PER_REPLICA = 60, 16
@@ -32,7 +32,7 @@ def launched(program: str, environment: dict[str, str]) -> tuple[list[str], str]
     """The lines that an example prints, sorted, and its standard error; started as its own text says."""
     (line,) = re.findall(rf"collectived launch .*{program}\.py", (ROOT / f"examples/seeds/{program}.py").read_text())
     command = [sys.executable, "-m", "collectived_launcher", *line.split()[1:]]
-    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=50, check=False)
+    done = run_launcher(command, environment, ROOT, 50)
     assert done.returncode == 0, done.stderr + done.stdout
     return sorted(done.stdout.splitlines()[1:]), done.stderr
 
