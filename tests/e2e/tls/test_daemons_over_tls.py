@@ -321,7 +321,7 @@ def test_files_that_cannot_be_used_are_named_at_the_start(signer: Signer, tmp_pa
     place = ["--listen", "127.0.0.1:0"]
     if kind == "worker":
         place = ["--task", "0", "--folder", str(tmp_path / "w"), "--coordinator", "unix:/nowhere"]
-    with pytest.raises(cd.errors.UnavailableError, match=f"--tls-key {host.key}: has mode 0644, by which everybody"):
+    with pytest.raises(cd.errors.UnavailableError, match=f"--tls-key {host.key}: has mode 0644, by which all users"):
         Daemon(kind, *place, *flags(host)).wait_ready()
     assert not (tmp_path / "w").exists()
 

@@ -65,7 +65,7 @@ def test_logs_shows_what_the_daemons_of_a_running_job_have_logged(place: Any, tm
     assert ask("--job", job, "-n", "1").stdout == "[worker 1] worker: address already in use\n"
     assert f"'b' is no host of job {job}; hosts: localhost" in ask("b").stderr
     wrong = ask("--job", "other")
-    assert wrong.returncode == 3 and f"jobs that do: {job}" in wrong.stderr
+    assert wrong.returncode == 3 and f"running jobs: {job}" in wrong.stderr
     assert "collectived logs --cluster lab.toml" in ask("lab.toml").stderr
     launcher.send_signal(signal.SIGINT)
     launcher.wait(PATIENCE)
