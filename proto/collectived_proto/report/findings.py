@@ -222,7 +222,7 @@ def _missing_rank_text(reply: pb.StatusReply, group: pb.GroupStatus, rank: int, 
 
 def _last_call_text(member: Member, instance: int | None) -> str:
     if not member.last_op:
-        return "" if not member.idle_seconds else ", which has called nothing in this group yet"
+        return "" if not member.idle_seconds else ", which has called no collective in this group yet"
     # The instance that it finished last is its last call, unless more of its calls are under way.
     number = f" #{member.last_instance}" if instance is not None and member.last_instance == instance - 1 else ""
     return (

@@ -91,7 +91,7 @@ def test_what_waits_behind_a_collective_that_waits_is_only_counted() -> None:
 def test_a_rank_that_has_called_nothing_yet_is_said_to() -> None:
     reply = job(missing=(3,))
     reply.groups[0].members[3].CopyFrom(common.Member(rank=3, worker=1, host="h", pid=73, idle_seconds=9))
-    assert "which has called nothing in this group yet" in only(reply).sentence
+    assert "which has called no collective in this group yet" in only(reply).sentence
 
 
 def test_the_number_of_a_call_is_said_only_where_it_is_known() -> None:

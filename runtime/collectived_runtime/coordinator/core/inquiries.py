@@ -29,7 +29,7 @@ from collectived_runtime.coordinator.core.timers import InquiryRetry, InquiryTim
 WARN_BACKOFF = (
     1.9  # times as long a wait: group loops report it again after twice the time, and not all in the same moment
 )
-FIRST_CALL_SECONDS = 5.0  # of waiting for ranks that have called nothing in this generation yet, before a warning
+FIRST_CALL_SECONDS = 5.0  # of waiting for ranks that have called no collective in this generation yet, before a warning
 # Of two reports on one instance the graver decides how it is judged.
 _SEVERITY = {
     ReportKind.PENDING: 0,
