@@ -19,6 +19,9 @@ CORE_TESTS := $(foreach subject,arithmetic compression schedule word engine repe
 WHEELS_VENV := .venv-wheels
 SITE_VENV := .venv-site
 
+# Pages for users; those for who works on it may use words of the inside.
+USER_PAGES := README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs/README.md docs/start docs/guide docs/operate docs/reference
+
 PROTO_TOOLS := grpcio-tools==1.74.0
 PROTO_VENV := .venv-proto
 PROTO_STAMP := $(PROTO_VENV)/$(PROTO_TOOLS)
@@ -178,10 +181,11 @@ format: $(VENV)/installed-dev ## put the code into its form
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-lint: $(VENV)/installed-dev ## formatting, lint rules, the Dockerfile, spelling and style of prose
+lint: $(VENV)/installed-dev ## formatting, lint rules, the Dockerfile, spelling, vocabulary and style of prose
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/codespell $$(git ls-files)
+	$(BIN)/codespell --toml .vocabulary.toml $(USER_PAGES)
 	$(BIN)/proselint --config .proselintrc.json check $$(git ls-files '*.md')
 	@if [ -x $(BIN)/hadolint ]; then echo $(BIN)/hadolint deploy/docker/Dockerfile && $(BIN)/hadolint deploy/docker/Dockerfile; \
 	else echo 'hadolint has no wheel for this processor: the Dockerfile is not linted' >&2; fi
