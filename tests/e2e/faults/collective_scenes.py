@@ -152,4 +152,5 @@ SCENES |= {
 }
 SCENES["repeated, that waits"] = SCENES[REPEATED]._replace(late=LATE_SECONDS, beyond=REPEATED)
 SCENES |= {name: Scene(submit, is_async=submit is receive_later, beyond=NEW) for name, submit in OTHERS.items()}
+SCENES["barrier"] = Scene(wait_at_barrier, is_first=True, beyond=FIRST)  # has no shape, and so is new but once
 SCENES |= {name + AGAIN: Scene(OTHERS[name], earlier=1, beyond=REPEATED) for name in REPEATABLE}
