@@ -67,11 +67,11 @@ def _find_release(text: str) -> str:
     return found[1]
 
 
-def _order(version: str) -> tuple[int, int, int, str]:
+def _order(version: str) -> tuple[int, int, int, str, int]:
     """Candidates come before their release."""
-    numbers, candidate = re.match(r"(\d+\.\d+\.\d+)(.*)", version).groups()  # type: ignore[union-attr]
+    numbers, kind, number = re.match(r"(\d+\.\d+\.\d+)([a-z]*)(\d*)", version).groups()  # type: ignore[union-attr]
     major, minor, patch = map(int, numbers.split("."))
-    return major, minor, patch, candidate or "~"
+    return major, minor, patch, kind or "~", int(number or 0)
 
 
 def _close_unreleased(text: str, version: str, date: str) -> str:

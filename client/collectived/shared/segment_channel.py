@@ -198,7 +198,7 @@ class SegmentChannel(Doorbell):
         self._end_letter(call, self.rank_state.make_withdrawal(call, code), told)
 
     def _end_letter(self, call: LetterCall, verdict: Verdict | None, told: bytes) -> None:
-        """End a send or receive, and send that to the worker if it knows that the call waits."""
+        """End a send or receive, and report that to the worker if it knows that the call waits."""
         with self.mutex:
             ended, job = not call.complete, call.job
             if job is not None and verdict is None:

@@ -172,7 +172,7 @@ def decide(state: JobState, event: Event, now: float) -> tuple[JobState, tuple[A
 
 
 def exit_status(state: JobState) -> int:
-    """The exit status of the launcher once the job is over: 130 if it was interrupted, 1 after a failure."""
+    """The exit status of the launcher once the job is over: 130 if a signal ended it, 1 after a failure."""
     if state.interrupted_by is not None:
         return 1 if state.interrupted_by == signal.SIGPIPE else 130
     return 1 if state.first_failure is not None else 0

@@ -426,7 +426,7 @@ static struct wire *wire_of(struct crossings *x, int descriptor) {
     return NULL;
 }
 
-/* The events that poll has to report: no bytes that come where a frame waits for its instance, or there is no room. */
+/* The events that poll has to report: not input, where a frame waits for its instance or there is no room. */
 static short events_of(const struct crossings *x, const struct wire *w) {
     int reads = w->have < w->room && (x->open || x->awaits || w->have < HEADER_BYTES);
     return (short)((reads ? POLLIN : 0) | (w->is_full ? POLLOUT : 0));

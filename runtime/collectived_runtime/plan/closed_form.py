@@ -1,6 +1,8 @@
 """How long an all-reduce takes, in closed form: (hosts, bytes, model) -> seconds.
 
-The same cost model as in `simulate`, one participant per host; the simulator agrees with these to the per cent.
+The same cost model as in `simulate`, one participant per host. Where each host has processors of its own, the simulator
+agrees with these to the per cent, but for `double_tree`. Where hosts share processors, these are estimates: within a
+factor of two, but for `double_tree`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How long an all-reduce takes where its hosts are workers of one machine with few processors.
 
-Each participant sends, receives and folds one message after another, in the order of its plan. It goes on as soon as
-the next message has come, whatever round the others are in. A message takes a processor for a while. The next free
-processor goes to the participant that was ready first: this is list scheduling (R. Graham, *Bounds on multiprocessing
-timing anomalies*, SIAM Journal on Applied Mathematics 1969).
+Each participant sends, receives and folds one message after another, in the order of its plan; in a round it sends
+before it receives. It goes on as soon as the next message has come, whatever round the others are in. A message takes a
+processor for a while. The next free processor goes to the participant that was ready first: this is list scheduling (R.
+Graham, *Bounds on multiprocessing timing anomalies*, SIAM Journal on Applied Mathematics 1969).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def simulate_shared(
         seconds = message.size * itemsize / link.bandwidth
         first = max(source.sends_until, begin)
         source.sends_until = first + seconds
-        target.receives_until = max(max(target.receives_until, first) + seconds, source.sends_until)
+        target.receives_until = max(target.receives_until, first) + seconds
         all_of[peer].came.setdefault(me, deque()).append(max(target.receives_until, end) + link.latency)
         if waiting.get(peer) == me:
             del waiting[peer]

@@ -1,8 +1,7 @@
 """Descriptions: collectives as clients describe them, checked, and found again by what described them.
 
 `Prepare` gives a client the number and layout of one; `Submit` brings one along each time, so the facts that follow
-from it are
-kept: the places of its bytes, and the description of its results.
+from it are kept: the places of its bytes, and the description of its results.
 """
 
 from __future__ import annotations

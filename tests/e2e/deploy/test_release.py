@@ -54,6 +54,13 @@ def test_a_version_that_cannot_be_is_refused(version: str, said: str) -> None:
         edit(TEXTS, version, "2030-01-02")
 
 
+def test_a_candidate_comes_after_those_of_smaller_numbers() -> None:
+    ninth = {path: text.replace(RELEASE, "9.0.0rc9") for path, text in TEXTS.items()}
+    assert 'RELEASE = "9.0.0rc10"' in edit(ninth, "9.0.0rc10", "2030-01-02")[TYPES]
+    with pytest.raises(SystemExit, match="comes before"):
+        edit(ninth, "9.0.0rc8", "2030-01-02")
+
+
 def run(*command: str, at: Path, **environment: str) -> str:
     done = subprocess.run(command, cwd=at, env=os.environ | environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,7 +17,7 @@ WAYS = [(workers, transport) for workers in COUNTS for transport in ("", "grpc")
 
 
 def list_ways(number: int, scene: str) -> list[tuple[int, str]]:
-    """Over which workers and transports a scene is played, of which `make test` takes one in turn for most."""
+    """Over which workers and transports a scene is played: for most one or two, and all by `make test-lines`."""
     if SCENES[scene].late:  # elsewhere a rank that waits comes to no other line
         return WAYS[:1]
     if STRIDE == 1 or scene in IN_ALL_WAYS:

@@ -444,7 +444,7 @@ def test_a_join_that_times_out_says_who_is_here_and_is_withdrawn(one_worker: Any
 
 
 @pytest.mark.timeout(120)
-def test_a_job_that_simply_ends_raises_no_alarm_a_hundred_times(make_cluster: Any, transport: str) -> None:
+def test_sessions_and_groups_that_simply_end_raise_no_alarm(make_cluster: Any, transport: str) -> None:
     here = make_cluster(2)
 
     def step(group: cd.Group) -> None:

@@ -81,12 +81,13 @@ def test_the_closed_forms_agree_with_the_simulator(name: str, size: int) -> None
             assert predicted == pytest.approx(simulated, rel=0.01)
 
 
-@pytest.mark.parametrize("size", (2, 3, 4, 5, 8, 17))
-@pytest.mark.parametrize("name", [name for name in TIMES if name != "double_tree"])
+@pytest.mark.parametrize("size", (2, 3, 4, 5, 8, 17, 64))
+@pytest.mark.parametrize("name", TIMES)
 def test_the_closed_forms_are_estimates_where_processors_are_shared(name: str, size: int) -> None:
     model = Model(crowd=size / 2)
-    for nbytes in SIZES:
-        assert 0.55 <= TIMES[name](size, nbytes, model) / flat(name, size, nbytes, model).seconds <= 1.3
+    for nbytes in SIZES if size < 64 else SIZES[:1]:
+        ratio = TIMES[name](size, nbytes, model) / flat(name, size, nbytes, model).seconds
+        assert 0.55 <= ratio <= (6.5 if name == "double_tree" else 1.3)
 
 
 @pytest.mark.parametrize("name", ("ring", "tree", "halving_doubling", "shuffle"))

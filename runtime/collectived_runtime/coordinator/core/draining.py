@@ -2,10 +2,9 @@
 
 All ranks of a group must see the same end, so it is found as newcomers are: the coordinator *proposes*, the workers
 *promise* to start nothing for a moment and say how far their ranks have submitted. Instances that any rank has
-submitted run, and ranks that are still to come may come to it; from the next instance on one verdict refuses
-everything. It counts as
-orderly: sends and receives go on until the worker ends. Then workers are *ordered* to report when nothing runs any
-more, or the instances that did not finish in time, which another verdict cuts.
+submitted run, and ranks that are still to come may come to them; from the next instance on one verdict refuses
+everything. It counts as orderly: sends and receives go on until the worker ends. Then workers are *ordered* to report
+when nothing runs any more, or the instances that did not finish in time, which another verdict cuts.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ from collectived_runtime.coordinator.core.verdicts import (
     progress_text,
 )
 
-# While few wait, each gets news of every arrival at once. Among many that would be quadratic, so news are less
-# frequent.
+# While few wait, each gets news of every arrival at once. Among many that would be quadratic, so each
+# gets news at most once per PROGRESS_INTERVAL_SECONDS.
 MAX_IMMEDIATE_UPDATES = 32
 PROGRESS_INTERVAL_SECONDS = 0.5
 PREVIOUS_POLL_SECONDS = 0.25  # whether the generation before has ended
@@ -148,7 +148,7 @@ def _arm_settle_timer(registry: Registry, forming: FormingGroup, now: float) -> 
 
 
 def on_settle_timeout(registry: Registry, timer: SettleTimeout, now: float) -> Iterator[Effect]:
-    """Start an elastic group of its smallest size with the ranks that are here, but not beside a running one.
+    """Start an elastic group that has at least its smallest size, but not beside a running one.
 
     Newcomers wait for the ranks of that one to end it and to come too.
     """

@@ -37,7 +37,7 @@ class Completions:
         last: bool,
         readers: tuple[int, ...],
     ) -> None:
-        """Send all ranks that a pack is complete: nothing of it is read or written any more.
+        """Notify all ranks that a pack is complete: nothing of it is read or written any more.
 
         `readers` have its result in the slot.
         """
@@ -60,7 +60,7 @@ class Completions:
             self._send_and_record(others, number, messages.Completion(number, pack, last, False).encode())
 
     def send_failure(self, local_rank: LocalRank, instance: int, verdict: Verdict) -> None:
-        """Send a rank that an instance has failed. It gets another message when no GPU uses its memory any more."""
+        """Notify a rank that an instance has failed. It gets another message when no GPU uses its memory any more."""
         if self._encoded_verdict is None or self._encoded_verdict[0] is not verdict:
             self._encoded_verdict = verdict, encode_verdict(verdict)
         in_use = self._deferred_releases.register_if_in_use((self._generation, instance), local_rank)

@@ -481,7 +481,7 @@ class Generation:
         return verdict if self.point_to_point.idle and not self._expired else None
 
     def close(self) -> None:
-        """Stop running instances, and send peers that it is no fault."""
+        """Stop running instances, and notify peers that this is no fault."""
         if self.execution is not None:
             self.links.abandon(self.execution.stop())
         self._drop_execution()

@@ -308,7 +308,7 @@ class GroupLoop:
             segment.set_waiting(waiting)
 
     def stop(self) -> None:
-        """End the group loop now, and send its peers that it is no fault."""
+        """End the group loop now, and notify its peers that this is no fault."""
         self._poller.call_soon_threadsafe(self._request_stop)
 
     def join(self) -> None:

@@ -79,7 +79,7 @@ class PointToPoint:
         ops: the sends and recvs that ranks wait for.
 
     Args:
-        fail: sends a rank that one of its posts has failed.
+        fail: notifies a rank that one of its sends or receives has failed.
         broken: called when a peer is gone.
     """
 

@@ -8,7 +8,7 @@ equal inputs give equal bits. The checker walks all plans in lockstep, one round
 - no round reads what it writes, and the three buffers may share memory (`BufferOverwrite`);
 - the left operand of a fold is the one with the lowest contribution (`FoldOrderError`);
 - each participant that must end with a result has each contribution exactly once everywhere (`ContributionError`), and
-the same fold tree as all others (`FoldDivergence`).
+  the same fold tree as all others (`FoldDivergence`).
 
 Rounds are taken from iterators and a partial sum is forgotten once it has been handed on, so that memory grows with
 the number of participants and not with its square.
