@@ -62,4 +62,4 @@ def test_a_worker_whose_parent_is_gone_ends_though_a_loop_of_it_is_kept_busy(tmp
             _, said = worker.communicate(f"{'5ec2e7' * 8}\n", timeout=40)  # and the end of its standard input
         finally:
             worker.kill()
-    assert worker.returncode == 1 and "told this daemon to end" in said
+    assert worker.returncode == 1 and "standard input has ended, and this daemon did not end within" in said

@@ -37,7 +37,7 @@ def hosts() -> Iterator[Hosts]:
 
 @pytest.fixture
 def launches(place: Any, hosts: Hosts) -> Iterator[Launches]:
-    names = {"alpha": ALPHA, "beta": BETA}
+    names = {"a": ALPHA, "b": BETA}
     try:
         network = Network(
             {name: hosts.address(host, CONTROL) for name, host in names.items()},
@@ -61,7 +61,7 @@ class Inside(Launches):
 
     before: tuple[str, ...]
 
-    def command(self, *words: str, hosts: str = "alpha:2,beta:2") -> list[str]:
+    def command(self, *words: str, hosts: str = "a:2,b:2") -> list[str]:
         return [*self.before, *super().command(*words, hosts=hosts)]
 
 
@@ -85,9 +85,9 @@ def test_a_host_that_is_cut_off_for_good_ends_by_itself_and_is_named(launches: I
     hosts.part(BETA)
     _, err = launcher.communicate(timeout=2 * PATIENCE)
     assert launcher.returncode == 1
-    lost = r"its host beta is lost \(ssh\): (no message came from it for 6 s|Timeout, server .* not responding)"
-    assert re.search(rf"first failure: rank 2 on beta \(pid \d+\): {lost}", err), err
-    launches.await_end()  # on beta too, where nobody can be told to
+    lost = r"its host b is lost \(ssh\): (no message came from it for 6 s|Timeout, server .* not responding)"
+    assert re.search(rf"first failure: rank 2 on b \(pid \d+\): {lost}", err), err
+    launches.await_end()  # on b too, where nobody can be told to
 
 
 def test_hosts_that_cannot_reach_each_other_are_named_before_anything_starts(launches: Inside, hosts: Hosts) -> None:
@@ -99,6 +99,4 @@ def test_hosts_that_cannot_reach_each_other_are_named_before_anything_starts(lau
     finally:
         subprocess.run([*hosts.inside(ALPHA), *wall[:2], "del", *wall[3:]], check=True, timeout=PATIENCE)
     assert (done.returncode, "started" in done.stdout) == (3, False)
-    assert re.search(
-        rf"^collectived: alpha cannot reach beta at {address} \(No route to host\); choose", told(done.stderr)
-    )
+    assert re.search(rf"^collectived: a cannot reach b at {address} \(No route to host\); choose", told(done.stderr))
