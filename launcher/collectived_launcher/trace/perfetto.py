@@ -204,7 +204,7 @@ def _add_collective(
     if collective.started and not collective.HasField("peer"):
         started = collective.started + shift
         args = functools.partial(_group_loop_args, group_loop, collective)
-        whole = Slice(_group_loop_track(group_loop.group), collective.op, "group loop", started, ended, args)
+        whole = Slice(_group_loop_track(group_loop.group), collective.op, "group", started, ended, args)
         if not collective.marks and collective.algorithm == "local":
             whole.children = [Slice(whole.track, "fold and answer", "fold", started, ended)]
         process.add_slice(whole)

@@ -192,7 +192,7 @@ def test_each_rank_waits_from_its_arrival_and_runs_from_the_start() -> None:
         ("run", 100_000.0, 400_000.0),
     ]
     (group_loop_slice,) = [
-        event for event in of(trace, "group loop") if event["pid"] == 0 and event["args"]["instance"] == 0
+        event for event in of(trace, "group") if event["pid"] == 0 and event["args"]["instance"] == 0
     ]
     assert group_loop_slice["args"]["arrivals"] == [0, 1]
     assert group_loop_slice["args"]["moved"] == [{"worker": 1, "sent": 2048, "received": 2048}]
