@@ -19,7 +19,7 @@ CORE_TESTS := $(foreach subject,arithmetic compression schedule word engine repe
 WHEELS_VENV := .venv-wheels
 SITE_VENV := .venv-site
 
-# Pages for users; those for who works on it may use words of the inside.
+# Pages for users. The others, for developers, may use the words of the code.
 USER_PAGES := README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs/README.md docs/start docs/guide docs/operate docs/reference
 
 PROTO_TOOLS := grpcio-tools==1.74.0

@@ -64,9 +64,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(
-            stream, io.TextIOWrapper
-        ):  # characters that its encoding lacks are shown as `?`, and are no reason to end
+        if isinstance(stream, io.TextIOWrapper):  # a character that its encoding lacks is shown as `?`
             stream.reconfigure(errors="replace")
     status = run(sys.argv[1:])
     gc.freeze()  # else the end looks through all of it for garbage: a sixth of what a short command takes

@@ -1,6 +1,4 @@
-"""Files of one user: read, and refused where every user of the host could read a secret; written whole or not at
-all.
-"""
+"""Files of one user: read, unless every user could read a secret in them; written whole or not at all."""
 
 from __future__ import annotations
 
@@ -14,9 +12,7 @@ class PrivateFileError(ValueError):
 
 
 class ExposedFileError(PrivateFileError):
-    """A file that may hold the secret, and that every user can read: a reason for a warning even where it is not
-    needed.
-    """
+    """A file that may hold the secret, and that every user can read. That is worth a warning, needed or not."""
 
 
 def read_private(path: Path) -> str:

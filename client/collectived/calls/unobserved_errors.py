@@ -1,6 +1,4 @@
-"""Errors of works that were dropped before the program asked for them: each is logged once, and raised by the next
-call.
-"""
+"""Errors of dropped works that no caller has seen: each is logged once, and raised by the next call."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Mappings:
     def _discard(self, address: int, size: int) -> None:
         """Called by the collector, in any thread and at any time: the next call that maps memory unmaps it.
 
-        Where all sessions are closed no such call comes, and it is unmapped at once.
+        Where all sessions are closed no such call comes, and it is unmapped now if that is possible.
         """
         self._pending_unmaps.append((address, size))
         if not self._sessions:

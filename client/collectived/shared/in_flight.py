@@ -45,7 +45,7 @@ class InFlightCalls:
         pending_pings: of the PINGs that have not been answered, in order.
         never: a target that never comes, for threads that wait for any news.
         on_segment: takes over the descriptor that came with a message about segments.
-        inputs_released: called when memory is free whose release the worker had promised to announce.
+        inputs_released: a target that comes when no memory is in use whose release the worker has promised to announce.
     """
 
     def __init__(

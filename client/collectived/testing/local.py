@@ -70,7 +70,7 @@ class LocalJob:
         def watched(group: Group) -> Result:
             try:
                 return body(group)
-            except BaseException as error:  # noted before leaving makes the others fail
+            except BaseException as error:  # noted before this rank leaves, which makes the others fail
                 failed[group.rank] = error
                 raise
 

@@ -81,7 +81,7 @@ def find_target(worker: str | None, job: str | None, environment: Mapping[str, s
         if system := job_files.find_system_worker():
             return Target((system,), "the system's worker")
         if starting := job_files.list_starting_jobs():
-            raise Unreachable(f"your job on this host does not serve yet, it is starting: {', '.join(starting)}")
+            raise Unreachable(f"you have no job on this host that serves yet; starting: {', '.join(starting)}")
         raise Unreachable(
             f"you have no job running on this host (none in {job_files.runtime_path()}, and no "
             f"{job_files.SYSTEM_FOLDER / job_files.SYSTEM_SOCKET}); start one with\n"

@@ -70,8 +70,8 @@ enum reason { /* why a generation is over; the lowest bits of `decided` and `lim
     DESCRIBE = -3,
 };
 
-/* The numbers that the worker chooses once per generation. It comes with the join; its digest is part of every record's digest, so
- * that ranks with different ones never compute together. */
+/* The numbers that the worker chooses once per generation. They come with the join; their digest is part of every record's
+ * digest, so that ranks with different ones never compute together. */
 struct geometry {
     u64 version;  /* of the schedules */
     u64 seats;

@@ -297,7 +297,7 @@ def parse_withdrawal(data: bytes) -> Withdrawal:
 
 
 class OverdueReceive(NamedTuple):
-    """OVERDUE: a receive, and the ranks that have sent a part of its value."""
+    """OVERDUE: a receive, and the rank that has sent a part of its value."""
 
     generation: int
     instance: int

@@ -53,9 +53,7 @@ class CallerIdentifier:
         self._is_mutual_tls = mutual
 
     def get_throttle_key(self, context: Any) -> str:
-        """The key by which calls are counted: the user at a Unix socket, the address elsewhere; '' where neither is
-        known.
-        """
+        """The key by which calls are counted: the user at a Unix socket, else the address; '' without either."""
         met = self._proxy.find_peer(context.peer())
         return parse_peer_address(context.peer()) if met is None else format_uid_key(met[0].uid)
 

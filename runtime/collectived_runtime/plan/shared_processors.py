@@ -132,7 +132,7 @@ def _processor_seconds(message: _Message, is_near: bool, itemsize: int, model: M
     folding = message.folded * itemsize / model.fold
     if is_near:
         return model.overhead + folding
-    return model.overhead + model.wakeup + message.size * itemsize / 2 / model.copied + folding
+    return model.message_seconds(1, busy=0.0) + message.size * itemsize / 2 / model.copied + folding
 
 
 def _list_messages(moves: WideRound, me: int) -> list[_Message]:

@@ -121,9 +121,7 @@ class ConnectionServer:
         self._tokens: dict[bytes, _Token] = {}  # by digest: the time of a search reveals nothing about tokens
         self._expected: dict[LinkKey, Callable[[Link], None]] = {}
         self._early_links: dict[LinkKey, tuple[float, Link]] = {}
-        self._live_generations: set[tuple[int, int]] = (
-            set()
-        )  # keys and generations for which a group loop expects links
+        self._live_generations: set[tuple[int, int]] = set()  # by key: those for which a group loop expects links
         self._dial_requests: list[DialRequest] = []
         self._resolver = Resolver()
         self._on_probe_link: Callable[[Link], None] = Link.close

@@ -128,8 +128,7 @@ def judge_expiry(
 
 
 def judge_mismatch(what: str, arrived: Mapping[int, RankPosition], details: str, size: int) -> Decision:
-    """Ranks submitted different collectives: name those that differ from the majority, as far as their contracts are
-    known.
+    """Name the ranks that submitted another collective than the majority, by the contracts that are known.
 
     Where those of the `size` ranks that have not come decide the majority, all that have come are named.
 

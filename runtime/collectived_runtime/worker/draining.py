@@ -110,9 +110,8 @@ class DrainState:
         cut = await self._wait_and_list_cut(mine, order.timeout_seconds, _is_quiet)
         self._send(pb.WorkerMessage(drained=pb.Drained(drain=order.drain, cut=cut)))
         if order.leave and not order.stay:
-            await self._wait_for_loops(
-                mine, VERDICT_SECONDS, _is_quiet
-            )  # ranks get the verdict before their worker is gone
+            # Ranks get the verdict before their worker is gone.
+            await self._wait_for_loops(mine, VERDICT_SECONDS, _is_quiet)
             for group_loop in [group_loop for group_loop in self._list_loops() if group_loop in mine]:
                 group_loop.send_final_verdicts()
             await self._end()

@@ -446,7 +446,7 @@ def test_a_job_that_is_starting_is_named(runtime: Path, capsys: pytest.CaptureFi
     (folder / "lab").mkdir()  # of a cluster
     assert run(["status"]) == 3
     said = capsys.readouterr().err
-    assert f"your job on this host does not serve yet, it is starting: me-{os.getpid()}-ab12cd" in said
+    assert f"you have no job on this host that serves yet; starting: me-{os.getpid()}-ab12cd" in said
     publish(f"me-{os.getpid()}-ab12cd", "unix:/none.sock")
     assert job_files.list_starting_jobs() == []
 

@@ -67,8 +67,9 @@ def _keep_latest(notes: dict[Identity | int, str], key: Identity | int, text: st
 
 
 def describe_absentees(forming: FormingGroup) -> str:
-    """Name the processes that tried and have not come since: `; refused: host a, pid 71: it asked for size 3; was
-    here: …`.
+    """Name the processes that tried, and are not here.
+
+    For example `; refused: host a, pid 71: it asked for size 3; was here: …`.
     """
     refused = f"; refused: {'; '.join(forming.rejected.values())}" if forming.rejected else ""
     return refused + (f"; was here: {'; '.join(forming.withdrawn.values())}" if forming.withdrawn else "")

@@ -29,8 +29,7 @@ WHAT_NEXT: dict[type[CollectiveError], tuple[str, str]] = {
         "ask the operator of the worker (a rule may refuse you), choose another name, or show the secret",
     ),
 }
-"""By error: what becomes of the group, and what the program or its author does next. `docs/guide/errors.md` is made of
-this."""
+"""By error: what becomes of the group, and what to do next. `make docs` makes docs/guide/errors.md of it."""
 
 _STYLE = """
 :root { color-scheme: light dark; }

@@ -37,9 +37,7 @@ class MemoryBudget:
         self._shrinkers: list[Callable[[], None]] = []
 
     def register_shrinker(self, give: Callable[[], None]) -> None:
-        """Have `give` called, in any thread, before a request is refused: it gives back memory that is only kept for
-        later.
-        """
+        """Have `give` called, in any thread, before a request is refused. It gives spare memory back."""
         with self._lock:
             self._shrinkers.append(give)
 

@@ -12,8 +12,8 @@ send each other their decisions. The rule is one for both, in any order of arriv
   counts. This alone depends on time: workers that live agree if a message takes at most a quarter of that.
 - A verdict that counts on one worker, and that its clients have, is *final* for the others, which get it so.
 - A verdict of the coordinator is final where no worker has sent one. A little later it is one of several, and goes
-  before others about the same instance; then it comes too late. So does a verdict that
-  a worker would decide alone after it has sent one: it waits until the round is over.
+  before others about the same instance; then it comes too late. So does a verdict that a worker would
+  make alone after it has sent one: it waits until the round is over.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A *ring* is a list of fixed length. A group loop puts one tuple into it for each collective, when that has ended; the
 oldest is overwritten. Nothing is encoded, looked up or locked there, and a reader takes a copy of the list, so that
 neither waits for the other. Failed collectives go to a ring of their own, which a busy group cannot flush. Collectives
-that are still under way are in no ring: readers find it in the trackers of the group loops (`observe/trace.py`).
+that are still under way are in no ring: readers find them in the trackers of the group loops (`observe/trace.py`).
 
 *Marks* are the intervals within a collective: its tasks, their folds, and their moves as far as they fit.
 """
