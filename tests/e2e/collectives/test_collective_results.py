@@ -216,7 +216,7 @@ def test_asynchronous_collectives_complete_in_order(two_workers: Any) -> None:
 @pytest.mark.timeout(150)
 @pytest.mark.slow
 def test_overwriting_an_input_right_after_completion_changes_nobodys_result(four_workers: Any) -> None:
-    count = 2 << 20  # 8 MiB
+    count = 4 << 20  # 16 MiB
 
     def body(session: cd.Session, group: cd.Group) -> int:
         array = session.empty((count,), np.float32)

@@ -59,7 +59,7 @@ def make(dtype: Any, count: int, seed: int) -> Any:
 def expect(found: Any, wanted: Any) -> None:
     assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
     ours, theirs = (np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in (found, wanted))
-    assert np.array_equal(ours, theirs)
+    assert np.array_equal(ours, theirs), f"other bytes than wanted: {wanted.dtype} of shape {wanted.shape}"
 
 
 def spell(value: Any) -> Any:

@@ -16,7 +16,7 @@ from tests.e2e.faults.planting import READING, STRIDE, Line, OnLine, Plant, Plan
 
 import collectived as cd
 
-TRIES = 20 if STRIDE == 1 else 5  # at a line to which a step does not come each time
+TRIES = 20  # at a line to which a step does not come each time
 
 
 class Ranks:

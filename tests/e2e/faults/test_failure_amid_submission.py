@@ -5,25 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.e2e.faults.collective_scenes import ASYNCHRONOUS, FIRST, IN_WORKER_MEMORY, LARGE, NEW, REPEATED, SCENES
+from tests.e2e.faults.collective_scenes import AGAIN, OTHERS, SCENES
 from tests.e2e.faults.planting import STRIDE, Line, find_lines
 from tests.e2e.faults.stepping import plant_each, stage
 
 _found: dict[tuple[int, str, str], dict[Line, bool]] = {}  # lines, of workers, transport and scene
 
 COUNTS = {1: "one worker", 2: "two workers"}
-IN_ALL_WAYS = (NEW, FIRST, REPEATED, LARGE, IN_WORKER_MEMORY)
 WAYS = [(workers, transport) for workers in COUNTS for transport in ("", "grpc")]
 
 
 def list_ways(number: int, scene: str) -> list[tuple[int, str]]:
-    """Over which workers and transports a scene is played: for most one or two, and all by `make test-lines`."""
+    """Over which workers and transports a scene is played; of many scenes `make test` takes one way in turn."""
     if SCENES[scene].late:  # elsewhere a rank that waits comes to no other line
         return WAYS[:1]
-    if STRIDE == 1 or scene in IN_ALL_WAYS:
-        return WAYS
-    chosen = number % len(WAYS)
-    return [WAYS[chosen], WAYS[len(WAYS) - 1 - chosen]] if scene == ASYNCHRONOUS else [WAYS[chosen]]
+    is_one_of_many = scene.removesuffix(AGAIN) in OTHERS and STRIDE > 1
+    return [WAYS[number % len(WAYS)]] if is_one_of_many else WAYS
 
 
 CELLS = [
