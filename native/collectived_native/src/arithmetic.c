@@ -1,6 +1,7 @@
 /* arithmetic.c: see arithmetic.h. Spans are folded block by block, so that partials stay in the first cache. */
 #include "arithmetic.h"
 
+#include "copying.h"
 #include "float_bits.h"
 
 #if defined(__x86_64__)
@@ -152,38 +153,10 @@ static size_t steps_per_partial(int dtype, int op) {
     return dtype >= DT_C64 && op != OP_PRODUCT ? 2 : 1;
 }
 
-/* ---- Streaming ---- */
-
-void copy_streamed(void *to, const void *from, size_t bytes) {
-#if defined(__x86_64__)
-    char *target = to;
-    const char *source = from;
-    if (bytes >= 256) {
-        const size_t head = -(uintptr_t)target & 15;
-        memcpy(target, source, head);
-        target += head, source += head, bytes -= head;
-        for (; bytes >= 64; target += 64, source += 64, bytes -= 64) {
-            const __m128i *from_line = (const void *)source;
-            __m128i *to_line = (void *)target;
-            for (int i = 0; i < 4; i++) _mm_stream_si128(to_line + i, _mm_loadu_si128(from_line + i));
-        }
-    }
-    memcpy(target, source, bytes);
-#else
-    memcpy(to, from, bytes);
-#endif
-}
-
-void finish_streaming(void) {
-#if defined(__x86_64__)
-    _mm_sfence();
-#endif
-}
-
 static void copy(void *to, const void *from, size_t bytes, int stream) {
     if (to == from) return;
     if (stream) copy_streamed(to, from, bytes);
-    else memcpy(to, from, bytes);
+    else copy_bytes(to, from, bytes);
 }
 
 /* ---- Folding ---- */

@@ -36,18 +36,13 @@ int are_partials(int dtype, int op);
 
 /* out = inputs[0] op inputs[1] op ... (n >= 1), `elements` of each. `final`: as the result, a mean divided by `divisor`;
  * else as partials. Spans may lie at any address. `out` may be one of the inputs where both have elements of one size;
- * else they must not overlap. `stream`: the result is written past the caches; call `finish_streaming` before the result is
+ * else they must not overlap. `stream`: the result is written past the caches; call `finish_streaming` (copying.h) before the result is
  * announced to another processor. The operation must be defined on the type. */
 void fold_inputs(int dtype, int op, void *out, const void *const *inputs, int n, size_t elements, int final,
                  long divisor, int stream);
 /* The same of partials. */
 void fold_partials(int dtype, int op, void *out, const void *const *partials, int n, size_t elements, int final,
                    long divisor, int stream);
-
-/* Copies past the caches what is too large to be found there later. */
-void copy_streamed(void *to, const void *from, size_t bytes);
-/* Makes what this thread has streamed visible before its later stores (x86: sfence; elsewhere nothing is streamed). */
-void finish_streaming(void);
 
 /* The name of the variant of the loops that this processor runs: "avx2" or "baseline". */
 const char *arithmetic_variant(void);

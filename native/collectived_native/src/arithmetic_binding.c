@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "arithmetic.h"
+#include "copying.h"
 
 enum { MOST_SPANS = 4096, RELEASE_GIL_FROM = 64 << 10 };
 
@@ -114,9 +115,8 @@ static PyObject *py_fold_partials(PyObject *module, PyObject *const *args, Py_ss
 }
 
 /* (out, source) */
-static PyObject *py_copy_streamed(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+static PyObject *copy(PyObject *const *args, Py_ssize_t count, int is_streamed) {
     Py_buffer out, source;
-    (void)module;
     if (count != 2) {
         PyErr_SetString(PyExc_TypeError, "expected (out, source)");
         return NULL;
@@ -126,8 +126,8 @@ static PyObject *py_copy_streamed(PyObject *module, PyObject *const *args, Py_ss
     const int fits = out.len == source.len;
     if (fits) {
         PyThreadState *state = out.len >= RELEASE_GIL_FROM ? PyEval_SaveThread() : NULL;
-        copy_streamed(out.buf, source.buf, (size_t)out.len);
-        finish_streaming();
+        if (is_streamed) copy_streamed(out.buf, source.buf, (size_t)out.len), finish_streaming();
+        else copy_bytes(out.buf, source.buf, (size_t)out.len);
         if (state) PyEval_RestoreThread(state);
     } else
         PyErr_Format(PyExc_ValueError, "the source has %zd bytes, expected %zd", source.len, out.len);
@@ -136,6 +136,16 @@ static PyObject *py_copy_streamed(PyObject *module, PyObject *const *args, Py_ss
     if (!fits) return NULL;
     Py_IncRef(Py_None);
     return Py_None;
+}
+
+static PyObject *py_copy(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    return copy(args, count, 0);
+}
+
+static PyObject *py_copy_streamed(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    return copy(args, count, 1);
 }
 
 /* (dtype, op): bytes of an element, a partial and a result */
@@ -171,6 +181,7 @@ static PyObject *py_choose_arithmetic(PyObject *module, PyObject *name) {
 PyMethodDef arithmetic_methods[] = {
     FAST_METHOD("fold_inputs", py_fold_inputs, "Fold contributions left to right."),
     FAST_METHOD("fold_partials", py_fold_partials, "Fold partials left to right."),
+    FAST_METHOD("copy", py_copy, "Copy bytes, as fast wherever they lie."),
     FAST_METHOD("copy_streamed", py_copy_streamed, "Copy bytes past the caches."),
     FAST_METHOD("arithmetic_sizes", py_arithmetic_sizes, "Bytes of an element, a partial and a result."),
     {"arithmetic_variant", py_arithmetic_variant, METH_NOARGS, "Name the loops that this processor runs."},

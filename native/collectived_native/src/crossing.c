@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "arithmetic.h"
+#include "copying.h"
 
 enum progress { BLOCKED, MOVED, ODD };
 enum {
@@ -56,10 +57,13 @@ static u64 bytes_of(const struct route *route, const struct move *move) {
     return move->elements * route->row[move->memory];
 }
 
+/* Memory begins with a page, like that of sockets: the kernel copies with `rep movsb` too, see copying.c. */
 static int make_room(char **memory, u64 *room, u64 wanted) {
+    void *larger;
     if (wanted <= *room) return 0;
-    char *larger = realloc(*memory, wanted);
-    if (!larger) return -1;
+    if (posix_memalign(&larger, PAGE, wanted)) return -1;
+    if (*room) memcpy(larger, *memory, *room);
+    free(*memory);
     *memory = larger, *room = wanted;
     return 0;
 }
@@ -166,7 +170,7 @@ static void combine(const struct crossings *x, void *out, const void *const *par
 /* Has the rest of a payload land where it belongs, which saves a copy of it. */
 static enum progress land(struct crossings *x, struct wire *w, struct move *move) {
     w->land = place(x, move->memory, move), w->land_at = w->used + HEADER_BYTES;
-    memcpy(w->land, w->log + w->land_at, w->have - w->land_at);
+    copy_bytes(w->land, w->log + w->land_at, w->have - w->land_at);
     move->landed = w->have, move->end = w->wanted;
     return receive(w);
 }
@@ -202,7 +206,7 @@ static enum progress receive_move(struct crossings *x, struct move *move) {
     } else if (move->memory == CONSTANTS) {
         if (memcmp(place(x, CONSTANTS, move), payload, bytes)) return ODD;
     } else if (move->mine < 0) {
-        memcpy(place(x, move->memory, move), payload, bytes);
+        copy_bytes(place(x, move->memory, move), payload, bytes);
     } else {
         const void *mine = place(x, move->mine, move), *both[2] = {mine, payload};
         if (move->left) both[0] = payload, both[1] = mine;
@@ -240,7 +244,7 @@ static enum progress carry_round(struct crossings *x) {
             const void *from = place(x, move->memory, move);
             combine(x, place_of_element(x, RESULT, move->left), &from, 1, move->elements, 1);
         } else if (move->kind == MOVE_COPY) {
-            memcpy(place(x, move->memory, move), place_of_element(x, move->mine, move->left), bytes_of(route, move));
+            copy_bytes(place(x, move->memory, move), place_of_element(x, move->mine, move->left), bytes_of(route, move));
         } else {
             continue; /* when all is there */
         }

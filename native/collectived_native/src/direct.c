@@ -14,11 +14,15 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "copying.h"
 #include "mailbox.h"
 
-enum { STRETCH = 1 << 20 }; /* bytes between two looks at the world */
+enum {
+    STRETCH = 1 << 20,  /* bytes between two looks at the world */
+    PASSING = 64 << 10, /* a multiple of a page */
+};
 
-static int read_process(u64 process, u64 address, void *to, u64 bytes) {
+static int read_at_once(u64 process, u64 address, void *to, u64 bytes) {
     while (bytes) {
         struct iovec own = {to, bytes}, other = {(void *)(uintptr_t)address, bytes};
         ssize_t n = process_vm_readv((pid_t)process, &own, 1, &other, 1, 0);
@@ -26,6 +30,19 @@ static int read_process(u64 process, u64 address, void *to, u64 bytes) {
         if (n == 0) errno = EFAULT;
         if (n <= 0) return -1;
         to = (char *)to + n, address += (u64)n, bytes -= (u64)n;
+    }
+    return 0;
+}
+
+/* The kernel copies as memcpy does: where that would be slow, the bytes pass memory that lies as their source does. */
+static int read_process(u64 process, u64 address, void *to, u64 bytes) {
+    _Alignas(PAGE) char memory[PASSING + PAGE];
+    char *passed = memory + address % PAGE;
+    if (!is_slow((const void *)(uintptr_t)address, to, bytes)) return read_at_once(process, address, to, bytes);
+    for (u64 done = 0, n; done < bytes; done += n) {
+        n = bytes - done < PASSING ? bytes - done : PASSING;
+        if (read_at_once(process, address + done, passed, n)) return -1;
+        copy_bytes((char *)to + done, passed, n);
     }
     return 0;
 }

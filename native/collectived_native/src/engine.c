@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "arithmetic.h"
+#include "copying.h"
 #include "letters.h"
 #include "mailbox.h"
 

@@ -21,6 +21,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "copying.h"
+
 enum { CHUNK = 64 << 10, STRETCH = 1 << 20, WAKE_EVERY = 1 << 20, PATIENCE = 100000, ROOM_LOOK = MILLISECOND };
 enum { WAITS, MOVED, OVER }; /* the results of a step of a job; it is not stepped any more once it has ended */
 static const u64 REFUSE_AFTER = 1000000000u; /* nanoseconds in which no seat reads anything */
@@ -46,8 +48,8 @@ static void move(const struct job *job, u64 at, u64 n, char *memory) {
             continue;
         }
         u64 m = length - at < n ? length - at : n;
-        if (job->kind == SEND) memcpy(memory, job->values.in[leaf] + at, m);
-        else memcpy(job->values.out[leaf] + at, memory, m);
+        if (job->kind == SEND) copy_bytes(memory, job->values.in[leaf] + at, m);
+        else copy_bytes(job->values.out[leaf] + at, memory, m);
         memory += m, n -= m, at = 0;
     }
 }

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "arithmetic.h"
+#include "copying.h"
 
 enum { SHORTEST_COLUMN = 16 << 10, OVERLAPPING_STEPS = 4 };
 
@@ -201,7 +202,7 @@ static int leaf_at(const u64 *starts, int leaves, u64 at) {
 
 static void copy(const struct plan *plan, char *to, const char *from, u64 bytes) {
     if (plan->streams) copy_streamed(to, from, bytes);
-    else memcpy(to, from, bytes);
+    else copy_bytes(to, from, bytes);
 }
 
 /* Where elements at .. at + m of this seat's value lie; NULL: in more than one array. */
@@ -215,7 +216,7 @@ static void copy_in(const struct phase *p, const struct values *v, u64 at, u64 m
     for (int leaf = leaf_at(p->starts_in, p->leaves_in, at); m; leaf++) {
         u64 n = least(m, p->starts_in[leaf + 1] - at);
         if (!n) continue;
-        memcpy(to, v->in[p->first_in + leaf] + (at - p->starts_in[leaf]) * p->item, n * p->item);
+        copy_bytes(to, v->in[p->first_in + leaf] + (at - p->starts_in[leaf]) * p->item, n * p->item);
         to += n * p->item, at += n, m -= n;
     }
 }

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from collectived_proto.ipc import arena as arenas
 from collectived_proto.ipc.arena import Arena
 from collectived_proto.ipc.free_list import FreeList
+from collectived_runtime.engine.base import aligned
 from collectived_runtime.engine.base.lent import LentMemory, MemoryHolder
 from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted
 
@@ -253,7 +254,7 @@ class Workspace:
                 have = min(fitting, key=len)
                 self._free = [free for free in self._free if free is not have]
             else:
-                have = np.empty(_rounded(max(4096, size)), np.uint8)
+                have = aligned.allocate(_rounded(max(4096, size)))
                 self._on_memory_grown()
             self._buffers[name] = have
         return have[:size]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from collectived_native import core
 from collectived_proto.types import DType, ReduceOp
 from collectived_runtime.device.arithmetic import YIELD_INTERVAL_BYTES, Arithmetic
+from collectived_runtime.engine.base.aligned import allocate
 from collectived_runtime.engine.base.arenas import Workspace
 from collectived_runtime.engine.compile.blocks import BLOCK_VALUES, BlockLayout, ValueRun
 from collectived_runtime.engine.compile.program import PackTask
@@ -223,7 +224,8 @@ class CompressedBuffers(LinkMemory):
         if move.target is Buffer.OUTPUT:
             assert self.output is not None
             return _BlockTarget(self.output[span.start : span.stop], len(span), take)
-        room = np.empty((min(len(span), STRETCH_BLOCKS), self._block_bytes), np.uint8)
+        rows = min(len(span), STRETCH_BLOCKS)
+        room = allocate(rows * self._block_bytes).reshape(rows, self._block_bytes)
         return _BlockTarget(room, len(span), take)
 
     def open_collection(self, move: CollectMove, peers: Container[int]) -> Collection:
@@ -306,8 +308,8 @@ class _CompressedParts:
         self._mine = mine
         self._total = total
         self._folded = 0
-        shape = len(total), core.block_bytes(format)
-        self._parts = [np.empty(shape, np.uint8) if peer in peers else None for peer in order]
+        rows, row_bytes = len(total), core.block_bytes(format)
+        self._parts = [allocate(rows * row_bytes).reshape(rows, row_bytes) if peer in peers else None for peer in order]
         self._arrived = {peer: 0 for peer in order if peer in peers}
         self.targets: dict[int, ReceiveTarget] = {
             peer: self._make_target(peer, part)

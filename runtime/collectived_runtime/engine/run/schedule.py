@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from collectived_runtime.engine.base.aligned import allocate_like
 from collectived_runtime.engine.clients.result_parts import ResultParts
 from collectived_runtime.engine.compile.partition import Window
 from collectived_runtime.engine.record.flight_recorder import MOST_MOVES, RECEIVE, SEND
@@ -263,7 +264,7 @@ class _Parts:
         self._buffers = buffers
         self._span = move.span
         mine = buffers.view(move.mine, move.span)
-        self._parts = [np.empty_like(mine) if peer in peers else mine for peer in move.order]
+        self._parts = [allocate_like(mine) if peer in peers else mine for peer in move.order]
         self._mine_is_first = move.order[0] not in peers
         arriving = zip(move.order, self._parts, strict=True)
         self.targets: dict[int, ReceiveTarget] = {peer: InPlaceTarget(part) for peer, part in arriving if peer in peers}
@@ -430,7 +431,7 @@ class FoldTarget:
         self._target = buffers.view(move.target, move.span)
         rows = len(self._target)
         self._row_bytes = self._target[:1].nbytes
-        self._block = np.empty_like(self._target[: max(1, min(rows, FOLD_BLOCK_BYTES // max(1, self._row_bytes)))])
+        self._block = allocate_like(self._target[: max(1, min(rows, FOLD_BLOCK_BYTES // max(1, self._row_bytes)))])
         self._bytes = _as_bytes(self._block)
         self._filled = 0
         self._rows_done = 0
