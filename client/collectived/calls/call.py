@@ -17,7 +17,7 @@ from collectived.calls.prepare import PreparedCall
 from collectived.calls.timeout import DEADLINE_GRACE, GRACE_STEPS, MOST_RENEWALS
 from collectived.errors import InternalError
 from collectived.values import nest
-from collectived.values.copying import copy_into
+from collectived.values.copying import copy_into, copy_of
 from collectived.values.leaves import Array
 from collectived.values.targets import Targets, check_fits, flatten_out
 from collectived_proto.deadline import Patience
@@ -338,11 +338,11 @@ class Call:
         views = self._list_views()
         backing = None if self._input_addresses is None else self._get_backing(self.prepared.layout.result_bytes)
         if backing is None or self._input_addresses is None:
-            return [kind.restore(view.copy()) for kind, view in zip(kinds, views, strict=True)]
+            return [kind.restore(copy_of(view)) for kind, view in zip(kinds, views, strict=True)]
         return [
             np.ndarray(shape, dtype, backing, offset)
             if where is not None and kind.can_share
-            else kind.restore(view.copy())
+            else kind.restore(copy_of(view))
             for kind, view, where, (offset, dtype, shape) in zip(
                 kinds, views, self._input_addresses, self.prepared.result_locations, strict=True
             )
@@ -375,7 +375,7 @@ class Call:
             if backing is not None:
                 offset, dtype, shape = self.prepared.result_locations[index]
                 return np.ndarray(shape, dtype, backing, offset)
-        return kind.restore(view.copy())
+        return kind.restore(copy_of(view))
 
     def _list_views(self) -> list[Array]:
         """The arrays from which the result is copied."""

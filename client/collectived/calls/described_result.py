@@ -13,6 +13,7 @@ import numpy as np
 
 from collectived.calls.buffers import Backing, ResultBuffer
 from collectived.values import axes
+from collectived.values.copying import copy_into
 from collectived.values.leaves import Array
 from collectived_proto.ipc.result_header import Pieces, parse_header
 from collectived_proto.numpy_types import to_numpy
@@ -103,7 +104,7 @@ class DescribedResult:
         rows = np.moveaxis(into, self._axis, 0) if self._axis else np.atleast_1d(into)
         at = 0
         for offset, count in content.pieces:
-            np.copyto(rows[at : at + count], self._rows(content, offset, count, self._slot.memory, self._slot.offset))
+            copy_into(rows[at : at + count], self._rows(content, offset, count, self._slot.memory, self._slot.offset))
             at += count
 
     def list_pieces(self) -> list[tuple[np.dtype[Any], tuple[int, ...], list[tuple[int, int]]]]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from collectived.values.copying import STREAMED_BYTES, copy_into, find_streamed_copy
+from collectived.values.copying import STREAMED_BYTES, copy_into, find_copy
 from collectived.values.leaves import Array
 
 
@@ -40,7 +40,7 @@ class PartwiseCopy:
         self._segments = tuple(segment for segment in segments if len(segment.target))
         self._copied: list[tuple[int, int]] = []  # apart from each other, in order
         self.end = max((segment.stop for segment in self._segments), default=0)
-        self._copy = find_streamed_copy() if self.end >= STREAMED_BYTES else copy_into
+        self._copy = (self.end >= STREAMED_BYTES and find_copy(streamed=True)) or copy_into
 
     def copy(self, start: int, stop: int) -> None:
         """Bytes [start, stop) are there: copies those of them that have not been copied."""

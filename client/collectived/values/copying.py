@@ -15,16 +15,30 @@ STREAMED_BYTES = 8 << 20
 A new array is better copied through them: the kernel has just filled its pages with zeros, which are there yet.
 """
 
-_NATIVE_BYTES = 32 << 10  # from here on the core copies: memcpy may take twelve times as long (native `copying.c`)
+_NATIVE_BYTES = 32 << 10
+"""From here on the core copies: memcpy may take twelve times as long where NumPy's large arrays lie (native
+`copying.c`). Smaller ones rarely lie so, and the call costs as much as they do."""
 
 
 def copy_into(target: Array, source: Array) -> None:
     """`target[...] = source`, where the two do not overlap."""
+    copy = None
     if source.nbytes >= _NATIVE_BYTES and _is_same_layout(target, source):
-        copy = find_streamed_copy() if source.nbytes >= STREAMED_BYTES else _find_copy()
-        copy(target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8))
-    else:
+        copy = find_copy(streamed=source.nbytes >= STREAMED_BYTES)
+    if copy is None:
         target[...] = source  # a sixth of the time of np.copyto
+    else:
+        copy(target.reshape(-1).view(np.uint8), source.reshape(-1).view(np.uint8))
+
+
+def copy_of(array: Array) -> Array:
+    """`array.copy()`."""
+    copy = find_copy(streamed=False)
+    if array.nbytes < _NATIVE_BYTES or not array.flags.c_contiguous or copy is None:
+        return array.copy()
+    made = np.empty(array.shape, array.dtype)
+    copy(made.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8))
+    return made
 
 
 def _is_same_layout(target: Array, source: Array) -> bool:
@@ -34,20 +48,10 @@ def _is_same_layout(target: Array, source: Array) -> bool:
 
 
 @cache
-def find_streamed_copy() -> Callable[[Array, Array], None]:
-    """Copies bytes past the caches: by the native core, where there is one. Clients over gRPC alone do without."""
+def find_copy(*, streamed: bool) -> Callable[[Array, Array], None] | None:
+    """Find the native core's copy of bytes, past the caches if `streamed`; None where there is no core."""
     try:
         from collectived_native import core
     except ImportError:
-        return np.copyto
-    return core.copy_streamed
-
-
-@cache
-def _find_copy() -> Callable[[Array, Array], None]:
-    """Copies bytes, in the same way."""
-    try:
-        from collectived_native import core
-    except ImportError:
-        return np.copyto
-    return core.copy
+        return None
+    return core.copy_streamed if streamed else core.copy

@@ -36,8 +36,8 @@ int are_partials(int dtype, int op);
 
 /* out = inputs[0] op inputs[1] op ... (n >= 1), `elements` of each. `final`: as the result, a mean divided by `divisor`;
  * else as partials. Spans may lie at any address. `out` may be one of the inputs where both have elements of one size;
- * else they must not overlap. `stream`: the result is written past the caches; call `finish_streaming` (copying.h) before the result is
- * announced to another processor. The operation must be defined on the type. */
+ * else they must not overlap. `stream`: the result is written past the caches; call `finish_streaming` (copying.h) before the
+ * result is announced to another processor. The operation must be defined on the type. */
 void fold_inputs(int dtype, int op, void *out, const void *const *inputs, int n, size_t elements, int final,
                  long divisor, int stream);
 /* The same of partials. */

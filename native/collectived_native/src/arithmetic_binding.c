@@ -181,7 +181,7 @@ static PyObject *py_choose_arithmetic(PyObject *module, PyObject *name) {
 PyMethodDef arithmetic_methods[] = {
     FAST_METHOD("fold_inputs", py_fold_inputs, "Fold contributions left to right."),
     FAST_METHOD("fold_partials", py_fold_partials, "Fold partials left to right."),
-    FAST_METHOD("copy", py_copy, "Copy bytes, as fast wherever they lie."),
+    FAST_METHOD("copy", py_copy, "Copy bytes, equally fast wherever they lie."),
     FAST_METHOD("copy_streamed", py_copy_streamed, "Copy bytes past the caches."),
     FAST_METHOD("arithmetic_sizes", py_arithmetic_sizes, "Bytes of an element, a partial and a result."),
     {"arithmetic_variant", py_arithmetic_variant, METH_NOARGS, "Name the loops that this processor runs."},

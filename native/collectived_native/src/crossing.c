@@ -57,7 +57,7 @@ static u64 bytes_of(const struct route *route, const struct move *move) {
     return move->elements * route->row[move->memory];
 }
 
-/* Memory begins with a page, like that of sockets: the kernel copies with `rep movsb` too, see copying.c. */
+/* It begins with a page, as the buffers of sockets mostly do: the kernel copies slowly to just behind (copying.c). */
 static int make_room(char **memory, u64 *room, u64 wanted) {
     void *larger;
     if (wanted <= *room) return 0;

@@ -1,6 +1,6 @@
 /* direct.c: values that ranks read in each other's processes, where they lie.
  *
- * The kernel copies them once (process_vm_readv), so that nothing passes the segment. It permits that where a debugger of
+ * The kernel copies them once (process_vm_readv; twice where one copy would be slow), so that nothing passes the segment. It permits that where a debugger of
  * the same user might attach. Whether it does, a seat finds out before each such instance, by reading of every other seat
  * a number of which that has said where it lies: so it reads the right process, too, though processes may be numbered
  * differently where each runs. A seat that takes what comes, which may be small, goes by what it has found out once. All
@@ -19,7 +19,7 @@
 
 enum {
     STRETCH = 1 << 20,  /* bytes between two looks at the world */
-    PASSING = 64 << 10, /* a multiple of a page */
+    BOUNCE = 32 << 10,  /* of the bounce buffer, a multiple of a page */
 };
 
 static int read_at_once(u64 process, u64 address, void *to, u64 bytes) {
@@ -34,17 +34,23 @@ static int read_at_once(u64 process, u64 address, void *to, u64 bytes) {
     return 0;
 }
 
-/* The kernel copies as memcpy does: where that would be slow, the bytes pass memory that lies as their source does. */
-static int read_process(u64 process, u64 address, void *to, u64 bytes) {
-    _Alignas(PAGE) char memory[PASSING + PAGE];
-    char *passed = memory + address % PAGE;
-    if (!is_slow((const void *)(uintptr_t)address, to, bytes)) return read_at_once(process, address, to, bytes);
+/* Reads by a bounce buffer, from which no copy is slow. The kernel writes the result, too: it may not be writable. In a function of
+   its own, for its frame is large. */
+__attribute__((noinline)) static int read_by_bounce(u64 process, u64 address, char *to, u64 bytes) {
+    _Alignas(PAGE) char memory[BOUNCE + PAGE];
+    char *bounce = memory + (address + PAGE / 2) % PAGE;
     for (u64 done = 0, n; done < bytes; done += n) {
-        n = bytes - done < PASSING ? bytes - done : PASSING;
-        if (read_at_once(process, address + done, passed, n)) return -1;
-        copy_bytes((char *)to + done, passed, n);
+        n = bytes - done < BOUNCE ? bytes - done : BOUNCE;
+        if (read_at_once(process, address + done, bounce, n)) return -1;
+        if (read_at_once((u64)getpid(), (u64)(uintptr_t)bounce, to + done, n)) return -1;
     }
     return 0;
+}
+
+/* The kernel copies as memcpy does, and is as slow where that is. */
+static int read_process(u64 process, u64 address, void *to, u64 bytes) {
+    if (is_slow_copy(to, (const void *)(uintptr_t)address, bytes)) return read_by_bounce(process, address, to, bytes);
+    return read_at_once(process, address, to, bytes);
 }
 
 void show_process(struct engine *e) {

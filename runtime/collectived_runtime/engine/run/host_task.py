@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collectived_runtime.device.arithmetic import YIELD_INTERVAL_BYTES, Arithmetic
+from collectived_runtime.engine.base.aligned import allocate_like
 from collectived_runtime.engine.clients.local_rank import InputBuffers
 from collectived_runtime.engine.compile.partition import Partition, Window, find_single_run
 from collectived_runtime.engine.compile.program import CompiledCollective, PackTask
@@ -221,7 +222,7 @@ def _prepare_folded(
 
 def _put_in_order(cut: Partition, partials: Array) -> Array:
     """Partial sums that stand as in the leaves of ranks, in wide order."""
-    ordered = np.empty_like(partials)
+    ordered = allocate_like(partials)
     for part in cut.outgoing:
         if part.rank == cut.outgoing[0].rank:
             ordered[part.target : part.target + part.stop - part.start] = partials[part.start : part.stop]
