@@ -22,6 +22,8 @@ from collectived_proto.types import RELEASE
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_FOLDER_HINT = "a program runs in the same folder on every host: make it, or name another with --chdir"
+_PROGRAM_HINT = "give a path to it, or an interpreter first: -- python train.py"
 
 
 class LocalHost:
@@ -128,7 +130,9 @@ def collect_facts(folder: Path) -> HostFacts:
 
 def _explain_not_run(program: ProgramSpec, error: Exception) -> str:
     if isinstance(error, OSError) and program.folder and error.filename == program.folder:
-        return f"folder {program.folder!r} cannot be entered: {error.strerror}"
+        return f"folder {program.folder!r} cannot be entered: {error.strerror}; {_FOLDER_HINT}"
+    if isinstance(error, FileNotFoundError) and "/" not in program.argv[0]:
+        return f"{program.argv[0]!r} is not in the PATH there; {_PROGRAM_HINT}"
     return f"{program.argv[0]!r} cannot be run: {error}"
 
 

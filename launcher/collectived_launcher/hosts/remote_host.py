@@ -31,6 +31,8 @@ _STDERR_TAIL_LINES = 8  # lines of a carrier that are kept
 _QUOTED = 3  # and of these are shown, where they are the reason
 _CLOSED = "the connection was closed"
 _PYTHON_HINT = "name an interpreter there that has collectived with --python"
+_SSH_HINT = "make 'ssh HOST true' work from here without a question"
+_SSH_FAILED = 255  # the exit status of ssh where it is not that of what it ran
 _EXIT_GRACE = 1.0  # seconds from the end of a talk to the end of its carrier, which says why
 
 
@@ -330,6 +332,8 @@ class AgentConnection:
         if self._give_up_reason:
             return "; ".join([self._give_up_reason, *words[-1:]])
         why = "; ".join(words[-_QUOTED:]) or (f"it ended with exit status {status}" if status else _CLOSED)
+        if status == _SSH_FAILED:
+            return f"{why}; {_SSH_HINT}"
         return f"{why}; {_PYTHON_HINT}" if status == NOT_RUN or _lacks_module(why) else why
 
 

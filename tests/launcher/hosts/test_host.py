@@ -147,12 +147,16 @@ def test_what_cannot_be_run_ends_too(stage: Stage, host: Host) -> None:
     status, witness, trouble = stage.done(host, "/no/such/program")
     assert (status, witness.lines, witness.ends) == (NOT_RUN, [], 1)
     assert trouble.startswith("'/no/such/program' cannot be run: ")
+    assert stage.done(host, "no-such-program")[2] == (
+        "'no-such-program' is not in the PATH there; give a path to it, or an interpreter first: -- python train.py"
+    )
 
 
 def test_a_folder_that_is_not_there(stage: Stage, host: Host) -> None:
     assert (
         stage.done(host, "true", folder="/no/such")[2]
-        == "folder '/no/such' cannot be entered: No such file or directory"
+        == "folder '/no/such' cannot be entered: No such file or directory; a program runs in the same folder on every "
+        "host: make it, or name another with --chdir"
     )
 
 
@@ -307,7 +311,10 @@ def test_an_agent_whose_launcher_says_nothing_ends_all(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("carrier", "trouble"),
     [
-        (("sh", "-c", "echo 'Permission denied (publickey).' >&2; exit 255"), "Permission denied (publickey)."),
+        (
+            ("sh", "-c", "echo 'Permission denied (publickey).' >&2; exit 255"),
+            "Permission denied (publickey).; make 'ssh HOST true' work",
+        ),
         (("sh", "-c", "exec /no/such/python"), "/no/such/python: not found"),
         (("sh", "-c", "echo This account is not available; exit 1"), "This account is not available"),
         (("sh", "-c", "exit 4"), "it ended with exit status 4"),
