@@ -108,6 +108,7 @@ drills: $(READY) ## provoke every fault that is known, and write what came of it
 bench: $(READY) ## measure against Gloo, MPI and TensorFlow, and write what came of it into docs/internals/performance.md
 	$(BIN)/python -m benchmarks.environments
 	$(BIN)/python -m benchmarks.compare --runs 3 --write
+	$(BIN)/python -m benchmarks.copies --write
 	$(BIN)/python -m benchmarks.latency --write
 	$(BIN)/python -m benchmarks.steady --write
 	$(BIN)/python -m benchmarks.floods --write

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ REDUCE_OPS = {op: number for number, op in enumerate(ReduceOp, 1)}
 DIGEST = b"the same for all"
 TINY = Geometry(core.SCHEDULE_VERSION, 0, 0, 0, 1024, 512, 1 << 40, 1 << 20, 1 << 40)  # many ticks with few bytes
 DIRECT = replace(TINY, direct=600)  # nearly all that may be read where it lies is
+PAGE = mmap.PAGESIZE
+SLOW_BEHIND = 16  # bytes: so far behind the source within a page some processors copy slowly
 LIMIT_SECONDS = 50.0
 
 
@@ -68,6 +71,15 @@ def make_plan(
     description: int = 0,
 ) -> core.Plan:
     return engine.plan(operation, reduce_op, root, phases, digest, terms, is_open, meets, description)
+
+
+def make_room(nbytes: int, at: int) -> tuple[Array, Array]:
+    """Memory of sevens, and so many bytes of it that begin there within a page."""
+    memory = np.full(nbytes + 4 * PAGE, 7, np.uint8)
+    begin = -memory.ctypes.data % PAGE + PAGE + at
+    room = memory[begin : begin + nbytes]
+    assert len(room) == nbytes
+    return memory, room
 
 
 def finish(engine: core.Engine, job: core.Job | None) -> None:

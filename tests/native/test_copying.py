@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import mmap
-
 import numpy as np
 import pytest
-from tests.native.ranks import Array
+from tests.native.ranks import PAGE, SLOW_BEHIND, make_room
 
 from collectived_native import core
 
-PAGE = mmap.PAGESIZE
-SLOW = 16  # bytes into a page, where memcpy of some processors is slow, and large arrays of NumPy begin
-
-
-def make_room(nbytes: int, at: int) -> tuple[Array, Array]:
-    """Memory of sevens, and so many bytes of it that begin there within a page."""
-    memory = np.full(nbytes + 4 * PAGE, 7, np.uint8)
-    begin = -memory.ctypes.data % PAGE + PAGE + at
-    room = memory[begin : begin + nbytes]
-    assert len(room) == nbytes
-    return memory, room
-
 
 @pytest.mark.parametrize("nbytes", [0, 1, 2047, 2048, 2049, 70_001])
-@pytest.mark.parametrize("behind", [-64, -1, 0, 1, SLOW, 31, 63, 64, PAGE + SLOW])
+@pytest.mark.parametrize("behind", [-64, -1, 0, 1, SLOW_BEHIND, 31, 63, 64, PAGE + SLOW_BEHIND])
 @pytest.mark.parametrize("source_at", [0, 40])
 def test_a_copy_has_the_same_bytes_and_writes_nothing_else(source_at: int, behind: int, nbytes: int) -> None:
     _, source = make_room(nbytes, source_at)

@@ -17,6 +17,8 @@ import pytest
 from tests.native.ranks import (
     DIRECT,
     LIMIT_SECONDS,
+    PAGE,
+    SLOW_BEHIND,
     Array,
     Failed,
     Work,
@@ -25,6 +27,7 @@ from tests.native.ranks import (
     finish,
     make_geometry,
     make_plan,
+    make_room,
     make_value,
 )
 from tests.native.test_schedule import BUILDERS, Build
@@ -35,15 +38,6 @@ from collectived_proto.types import DType
 
 MOVES = ("broadcast", "all_gather", "scatter", "all_to_all")
 LARGE = 3 << 20  # bytes of a letter: more than the ring in which it would be sent
-PAGE = mmap.PAGESIZE
-SLOW_BEHIND = 16  # bytes: so far behind the source within a page some processors copy slowly
-
-
-def make_room(nbytes: int, at: int) -> Array:
-    """So many bytes that begin there within a page."""
-    memory = np.zeros(nbytes + 3 * PAGE, np.uint8)
-    begin = -memory.ctypes.data % PAGE + at
-    return memory[begin : begin + nbytes]
 
 
 def end_in_time() -> None:
@@ -137,7 +131,7 @@ def test_value_and_result_may_lie_anywhere_in_a_page(value_at: int, result_at: i
     geometry = make_geometry(2, DIRECT)
     descriptor = segment.create(geometry)
     engines = [segment.attach(descriptor, geometry, rank) for rank in range(2)]
-    value, result = make_room(count, value_at), make_room(count, result_at)
+    value, result = make_room(count, value_at)[1], make_room(count, result_at)[1]
     value[:] = make_value(DType.UINT8, count, 0)
     plans = [broadcast(rank, count).plan(engine) for rank, engine in enumerate(engines)]
     jobs = [
@@ -277,7 +271,7 @@ def test_a_rank_whose_result_cannot_be_written_blames_itself(
     count = (1 << 20) - SLOW_BEHIND
     out = np.memmap(path, np.uint8, "r+")[behind : behind + count]
     os.truncate(path, 4096)  # as where a disk is full
-    sending = sender.submit(broadcast(0, count).plan(sender), (make_room(count, 0),), (), 0, None, False)
+    sending = sender.submit(broadcast(0, count).plan(sender), (make_room(count, 0)[1],), (), 0, None, False)
     wait_until_published(descriptor, geometry, 1)
     job = receiver.enqueue(broadcast(1, count).plan(receiver), (), (out,), 0, None)
     assert advance_until(receiver, job) == core.FAILED

@@ -40,7 +40,8 @@ class PartwiseCopy:
         self._segments = tuple(segment for segment in segments if len(segment.target))
         self._copied: list[tuple[int, int]] = []  # apart from each other, in order
         self.end = max((segment.stop for segment in self._segments), default=0)
-        self._copy = (self.end >= STREAMED_BYTES and find_copy(streamed=True)) or copy_into
+        streamed = find_copy(streamed=True) if self.end >= STREAMED_BYTES else None
+        self._copy = streamed or copy_into
 
     def copy(self, start: int, stop: int) -> None:
         """Bytes [start, stop) are there: copies those of them that have not been copied."""

@@ -33,8 +33,10 @@ def copy_into(target: Array, source: Array) -> None:
 
 def copy_of(array: Array) -> Array:
     """`array.copy()`."""
-    copy = find_copy(streamed=False)
-    if array.nbytes < _NATIVE_BYTES or not array.flags.c_contiguous or copy is None:
+    if array.nbytes < _NATIVE_BYTES or not array.flags.c_contiguous:
+        return array.copy()
+    copy = find_copy(streamed=False)  # not past the caches: see STREAMED_BYTES
+    if copy is None:
         return array.copy()
     made = np.empty(array.shape, array.dtype)
     copy(made.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8))

@@ -10,10 +10,8 @@ from collections.abc import Iterable
 _NAME = r"(?:\w[\w.-]*@)?(?:\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9_][\w.-]*)"
 _HOST = re.compile(rf"(?P<name>{_NAME})(?::(?P<clients>\d+))?")
 _EXPECTED = "expected NAME or NAME:CLIENTS"
-_MOST_CLIENTS = 1024  # a larger number is a port of ssh, most likely
-_MOST_EXPECTED = (
-    f"at most {_MOST_CLIENTS} are started; a port of ssh is set in ~/.ssh/config, or with --ssh 'ssh -p PORT'"
-)
+_MOST_CLIENTS = 1024  # that are named with a host: a larger number is a port of ssh, most likely
+_PORT_HINT = f"expected at most {_MOST_CLIENTS}; a port of ssh is set in ~/.ssh/config, or with --ssh 'ssh -p PORT'"
 
 ClientsByHost = dict[str, int]  # host -> clients, in order of the workers
 
@@ -68,6 +66,6 @@ def _parse_entries(entries: Iterable[tuple[str, str]], clients: int) -> ClientsB
         found[name] = int(match["clients"]) if match["clients"] else clients
         if found[name] == 0:
             raise ValueError(f"{where}: host {name!r} would have no client: expected at least 1")
-        if found[name] > _MOST_CLIENTS:
-            raise ValueError(f"{where}: host {name!r} would have {found[name]} clients: {_MOST_EXPECTED}")
+        if match["clients"] and found[name] > _MOST_CLIENTS:
+            raise ValueError(f"{where}: host {name!r} would have {found[name]} clients: {_PORT_HINT}")
     return found

@@ -332,7 +332,7 @@ class AgentConnection:
         if self._give_up_reason:
             return "; ".join([self._give_up_reason, *words[-1:]])
         why = "; ".join(words[-_QUOTED:]) or (f"it ended with exit status {status}" if status else _CLOSED)
-        if status == _SSH_FAILED:
+        if status == _SSH_FAILED and self._host.facts is None:  # else the host was there, and is lost
             return f"{why}; {_SSH_HINT}"
         return f"{why}; {_PYTHON_HINT}" if status == NOT_RUN or _lacks_module(why) else why
 

@@ -1,6 +1,7 @@
 /* direct.c: values that ranks read in each other's processes, where they lie.
  *
- * The kernel copies them once (process_vm_readv; twice where one copy would be slow), so that nothing passes the segment. It permits that where a debugger of
+ * The kernel copies them once (process_vm_readv; twice where one copy would be slow), so that nothing passes the segment. It
+ * permits that where a debugger of
  * the same user might attach. Whether it does, a seat finds out before each such instance, by reading of every other seat
  * a number of which that has said where it lies: so it reads the right process, too, though processes may be numbered
  * differently where each runs. A seat that takes what comes, which may be small, goes by what it has found out once. All
@@ -34,8 +35,8 @@ static int read_at_once(u64 process, u64 address, void *to, u64 bytes) {
     return 0;
 }
 
-/* Reads by a bounce buffer, from which no copy is slow. The kernel writes the result, too: it may not be writable. In a function of
-   its own, for its frame is large. */
+/* Reads by a bounce buffer, to and from which no copy is slow. The kernel writes the result, too, for that may not be writable: then
+   this is an error, and no signal. In a function of its own, for its frame is large. */
 __attribute__((noinline)) static int read_by_bounce(u64 process, u64 address, char *to, u64 bytes) {
     _Alignas(PAGE) char memory[BOUNCE + PAGE];
     char *bounce = memory + (address + PAGE / 2) % PAGE;

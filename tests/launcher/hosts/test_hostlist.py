@@ -33,7 +33,7 @@ def test_hosts(text: str, found: dict[str, int]) -> None:
         ("a b", "'a b' is no host"),
         ("a;b", "'a;b' is no host"),
         ("a:0", "host 'a' would have no client: expected at least 1"),
-        ("a:2222", "host 'a' would have 2222 clients: at most 1024 are started; a port of ssh is set in ~/.ssh/config"),
+        ("a:2222", "host 'a' would have 2222 clients: expected at most 1024; a port of ssh is set in ~/.ssh/config"),
         ("a:1,a:2", "host 'a' is named twice; a host has one worker: a:CLIENTS for more"),
     ],
 )
