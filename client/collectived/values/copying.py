@@ -16,7 +16,7 @@ A new array is better copied through them: the kernel has just filled its pages 
 """
 
 _NATIVE_BYTES = 32 << 10
-"""From here on the core copies: memcpy may take twelve times as long where NumPy's large arrays lie (native
+"""From here on the core copies: memcpy may take ten times as long where NumPy's large arrays lie (native
 `copying.c`). Smaller ones rarely lie so, and the call costs as much as they do."""
 
 

@@ -1,8 +1,8 @@
 /* copying.c: copies that are equally fast wherever the two sides lie.
  *
  * Where a processor says that `rep movsb` is fast, glibc's memcpy uses it for copies of some kilobytes to some megabytes, and
- * so does the kernel for all. On AMD's Zen 3 that takes twelve times as long if the target begins 1 to 31 bytes behind the
- * source, counted within a page: 2 instead of 25 GB/s, measured. (Bug 30994 of glibc says the same of Zen 4.) NumPy's large
+ * so does the kernel for all. On AMD's Zen 3 that takes over ten times as long if the target begins 1 to 31 bytes behind the
+ * source, counted within a page: 2 instead of 30 GB/s (`benchmarks/copies.py`). (Bug 30994 of glibc says the same of Zen 4.) NumPy's large
  * arrays begin 16 bytes into a page and what lies in a segment at its start, so this is the usual case. There a loop of vectors
  * is as fast as memcpy is elsewhere. On other processors memcpy is left to choose.
  */

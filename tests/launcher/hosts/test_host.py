@@ -328,6 +328,15 @@ def test_a_carrier_that_brings_us_nowhere_is_quoted(stage: Stage, carrier: tuple
     assert trouble in host.trouble
 
 
+def test_a_host_that_was_there_is_lost_without_advice_about_ssh(stage: Stage) -> None:
+    carrier = RemoteCommand("ssh", ("sh", "-c", '"$@"; exit 255', "sh", *PIPE.command))
+    host = stage.opened(stage.elsewhere(carrier))
+    assert host.facts is not None
+    status, _, trouble = stage.done(host, "sh", "-c", "kill -9 $PPID; sleep 100")
+    assert status == -9
+    assert trouble == "its host b is lost (ssh): Killed"  # in the words of the shell
+
+
 def test_what_a_login_shell_prints_is_passed_over(stage: Stage) -> None:
     noisy = ("sh", "-c", 'echo welcome; echo; exec "$@"', "sh", *PIPE.command)
     host = stage.opened(stage.elsewhere(RemoteCommand("ssh", noisy)))

@@ -1,6 +1,6 @@
 """Memory that begins with a page: into it the kernel copies quickly what sockets have received.
 
-That mostly lies at the start of pages, and the kernel copies it with `rep movsb`. Some processors take twelve times as
+That mostly lies at the start of pages, and the kernel copies it with `rep movsb`. Some processors take ten times as
 long if the target begins 1 to 31 bytes behind, counted within a page (native `copying.c`). Large arrays of NumPy do:
 they begin 16 bytes into a page.
 """
