@@ -55,6 +55,8 @@ def report(runs: list[Run], ranks: list[int], cases: tuple[Case, ...]) -> str:
     skipped = {name: why for one in runs for name, why in one.skipped.items()}
     seconds = tables.together([one.seconds for one in runs])
     parts = [f"{conditions.shown(versions)} {len(runs)} run{'s' * (len(runs) > 1)}; medians of the runs."]
+    turns, apart = sum(one.turns for one in runs), sum(one.apart for one in runs)
+    parts.append(f"In {apart} of {turns} turns the processors were not near each other.")
     parts += [f"Not measured: {name}: {why}" for name, why in skipped.items()]
     parts += [
         f"**Wrong results**: {cell.name}, {cell.ranks} ranks, {cell.case}, {count} numbers"

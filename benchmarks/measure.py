@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 from benchmarks.cases import Case
 from benchmarks.contestants import HOST, Contestant
 from benchmarks.crew import Crew, Failed
+from benchmarks.distance import Distance
 from benchmarks.record import REJOIN, Cell, Run
 from benchmarks.schedule import Pace, round_robin, slowest
 
 Say = Callable[[str], None]
+
+_ATTEMPTS = 4
+"""Turns of which the first one counts in which the processors were near each other from begin to end."""
 
 
 @dataclass
@@ -29,6 +33,7 @@ def run(contestants: Iterable[Contestant], ranks: Sequence[int], cases: Sequence
     result = Run()
     for number in ranks:
         with contextlib.ExitStack() as stack:
+            distance = stack.enter_context(Distance())
             crews = []
             for contestant in contestants:
                 try:
@@ -39,14 +44,14 @@ def run(contestants: Iterable[Contestant], ranks: Sequence[int], cases: Sequence
             for crew in crews:
                 result.versions |= crew.versions
             for case in cases:
-                _measure(crews, number, case, pace, result, say)
+                _measure(crews, number, case, pace, distance, result, say)
             for crew in crews:
                 if crew.contestant is HOST:
                     _rejoin(crew, number, result, say)
     return result
 
 
-def _measure(crews: list[Crew], ranks: int, case: Case, pace: Pace, result: Run, say: Say) -> None:
+def _measure(crews: list[Crew], ranks: int, case: Case, pace: Pace, distance: Distance, result: Run, say: Say) -> None:
     entries = [
         _Entry(crew, Cell(ranks, crew.contestant.name, variant, str(case)), variant)
         for crew in crews
@@ -64,7 +69,7 @@ def _measure(crews: list[Crew], ranks: int, case: Case, pace: Pace, result: Run,
         if entry not in entries:
             continue
         try:
-            entry.times += _turn(entry, case, number + 2, entry.calls, pace.warmup(entry.calls), result)
+            entry.times += _near_turn(entry, case, number + 2, pace, distance, result)
         except Failed as failure:
             _give_up(crews, entries, entry, result, str(failure), say)
     for entry in entries:
@@ -76,6 +81,18 @@ def _measure(crews: list[Crew], ranks: int, case: Case, pace: Pace, result: Run,
         f"{e.cell.name} {e.variant} {result.seconds[e.cell] * 1e6:.0f}".replace("  ", " ") for e in entries
     )
     say(f"{ranks} ranks, {case}, microseconds: {shown}")
+
+
+def _near_turn(entry: _Entry, case: Case, number: int, pace: Pace, distance: Distance, result: Run) -> list[float]:
+    """A turn while the processors are near each other; the last attempt counts wherever they are, and is counted."""
+    result.turns += 1
+    for _ in range(_ATTEMPTS):
+        distance.wait()
+        times = _turn(entry, case, number, entry.calls, pace.warmup(entry.calls), result)
+        if distance.is_near():
+            return times
+    result.apart += 1
+    return times
 
 
 def _turn(entry: _Entry, case: Case, number: int, calls: int, warmup: int, result: Run) -> list[float]:

@@ -24,9 +24,12 @@ class Run:
     seconds: the median of each cell: of the calls' times on the rank where each took longest.
     wrong: cells that gave a wrong result, and how many numbers of it were wrong.
     skipped: who was not measured, and why.
+    turns, apart: how many turns count, and in how many of them the processors were not near each other.
     """
 
     seconds: dict[Cell, float] = field(default_factory=dict)
     wrong: dict[Cell, int] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    turns: int = 0
+    apart: int = 0
