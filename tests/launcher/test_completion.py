@@ -38,6 +38,7 @@ def test_commands_are_completed() -> None:
     ("words", "current", "offered"),
     [
         ("collectived launch", "--work", "--workers"),
+        ("collectived launch --hosts a", "--work", "--workers"),
         ("collectived worker", "--link-l", "--link-listen"),
         ("collectived coordinator", "--jour", "--journal"),
         ("collectived completion", "z", "zsh"),

@@ -20,7 +20,7 @@ from collectived_launcher.hosts.host import LOCALHOST
 from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.hosts.preflight import HostUnreachable
 from collectived_launcher.hosts.selection import collect_forwarded_variables, parse_env_options
-from collectived_launcher.launch.cli import check_program, deal_ranks, make_log_dir
+from collectived_launcher.launch.cli import ProgramCommand, check_program, deal_ranks, make_log_dir
 from collectived_launcher.launch.job import COORDINATOR, Addresses, Job, make_job_name
 from collectived_launcher.launch.job_state import Policy
 from collectived_launcher.launch.run import JobHosts, Run
@@ -39,6 +39,7 @@ class RunningWorkers:
 
 
 @click.command(
+    cls=ProgramCommand,
     short_help="Run a program as ranks at daemons that run already.",
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",

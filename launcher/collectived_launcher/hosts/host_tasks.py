@@ -1,4 +1,4 @@
-"""Tasks of a host for the launcher besides running programs: tasks about its addresses, and the job's file.
+"""Tasks of a host for the launcher besides running programs: about its addresses, the program's files, the job's file.
 
 | task | about | answer |
 |---|---|---|
@@ -6,6 +6,7 @@
 | `listen` | `address` | `port` of that address that was free; connections to it are accepted and closed |
 | `dial` | `targets`: a list of [host, port] | `failures`: for each target, '' or why it cannot be reached |
 | `hush` | | ends `listen` |
+| `program` | `argv`, `folder`; `path`: the program's own PATH, or '' | `trouble` if a file of it is missing |
 | `publish` | a `JobFile`, less the process that is asked | `trouble` if it cannot be written |
 | `token` | `token`: with which one may look, for a file in the job's folder | `path` of the file, or `trouble` |
 | `failures` | `ranks`: client -> how often it was started again | `reports`: their failure files, by rank |
@@ -19,8 +20,10 @@ import errno
 import ipaddress
 import json
 import os
+import re
+import shutil
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,14 +34,24 @@ from collectived_proto.ipc import job_files
 
 DIAL_SECONDS = 8.0  # for one address to let us in
 _MAX_FAILURE_FILE = 1 << 16  # bytes
+FOLDER_HINT = "a program runs in the same folder on every host: make it, or name another with --chdir"
+PROGRAM_HINT = "give a path to it, or an interpreter first: -- python train.py"
+_COPY_HINT = (
+    "copy it to this path on every host, keep it in a folder that all hosts share, or name it relative to "
+    "--chdir FOLDER"
+)
 _DISCARD_PORT = 9  # a port: nothing is ever sent to it, but the kernel chooses a route
 
 
 class HostTasks:
-    """Runs tasks of one host. State that they keep between two of them ends with `close`."""
+    """Runs tasks of one host. State that they keep between two of them ends with `close`.
 
-    def __init__(self, loop: Loop, folder: Path) -> None:
-        self._loop, self._folder = loop, folder
+    Args:
+        path: the PATH that programs get there; '' for our own.
+    """
+
+    def __init__(self, loop: Loop, folder: Path, path: str = "") -> None:
+        self._loop, self._folder, self._path = loop, folder, path or os.environ.get("PATH", os.defpath)
         self._listeners: list[socket.socket] = []
         self._dials: set[_DialAttempt] = set()
 
@@ -56,6 +69,8 @@ class HostTasks:
                     return
                 case "hush":
                     self.close()
+                case "program":
+                    check_program_files(about["argv"], about["folder"], about["path"] or self._path)
                 case "publish":
                     job = job_files.JobFile(pid=os.getpid(), **{**about, "workers": tuple(about["workers"])})
                     job_files.write_job_file(job, self._folder.name)
@@ -155,6 +170,47 @@ def write_token(folder: Path, token: str) -> str:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
         file.write(f"{token}\n")
     return str(path)
+
+
+def check_program_files(argv: Sequence[str], folder: str, path: str) -> None:
+    """Check that this host has the folder, the program and, for Python, the script that a rank would run.
+
+    A program that is found may still not start; its start reports that.
+
+    Raises:
+        LookupError: one of them is missing; says which, and what to do.
+    """
+    if folder and not os.path.isdir(folder):
+        raise LookupError(f"it has no folder {folder}; {FOLDER_HINT}")
+    program = os.path.join(folder, argv[0])
+    if os.path.dirname(argv[0]):
+        _check_file(program)
+    else:  # a relative entry of PATH begins where the program runs
+        places = os.pathsep.join(os.path.join(folder, entry) for entry in path.split(os.pathsep))
+        if not shutil.which(argv[0], path=places):
+            raise LookupError(f"{argv[0]!r} is not in the PATH there; {PROGRAM_HINT}")
+    if script := find_python_script(argv):
+        _check_file(os.path.join(folder, script))
+
+
+def _check_file(path: str) -> None:
+    if not os.path.exists(path):
+        raise LookupError(f"it has no file {os.path.normpath(path)}; {_COPY_HINT}")
+
+
+def find_python_script(argv: Sequence[str]) -> str:
+    """The file that an interpreter of Python is to run; '' for another program, and where the options name no file."""
+    if not re.fullmatch(r"(?:python|pypy)[\d.]*", os.path.basename(argv[0])):
+        return ""
+    words = iter(argv[1:])
+    for word in words:
+        if re.fullmatch(r"-[A-Za-z]*[WX]|--check-hash-based-pycs", word):
+            next(words, None)  # its value
+        elif not word.startswith("-"):
+            return word
+        elif word == "-" or re.match(r"-[A-Za-z]*[cm]", word):
+            return ""
+    return ""
 
 
 def failure_file(folder: str | Path, rank: int, restart: int) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import shlex
+import shutil
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 # A name that ssh takes: of the config, of the network, an address, [an IPv6 address]; perhaps with a user before it.
 # Nothing that ssh would take for an option.
@@ -12,6 +15,7 @@ _HOST = re.compile(rf"(?P<name>{_NAME})(?::(?P<clients>\d+))?")
 _EXPECTED = "expected NAME or NAME:CLIENTS"
 _MOST_CLIENTS = 1024  # that are named with a host: a larger number is a port of ssh, most likely
 _PORT_HINT = f"expected at most {_MOST_CLIENTS}; a port of ssh is set in ~/.ssh/config, or with --ssh 'ssh -p PORT'"
+_COMMA_HINT = "hosts are separated by commas, without spaces"
 
 ClientsByHost = dict[str, int]  # host -> clients, in order of the workers
 
@@ -27,7 +31,32 @@ def parse_hosts(text: str, clients: int) -> ClientsByHost:
     Raises:
         ValueError: that is no list of hosts.
     """
+    if joined := _join_hosts(text.split()) if any(" " in word.strip() for word in text.split(",")) else "":
+        raise ValueError(f"--hosts {text!r}: {_COMMA_HINT}: --hosts {joined}")
     return _parse_entries(((f"--hosts {text!r}", word) for word in text.split(",")), clients)
+
+
+def check_separators(text: str, program: Sequence[str]) -> None:
+    """Check that a program without `--` before it is no host: with `--hosts a b -- python x.py`, `a` would run `b`.
+
+    Raises:
+        ValueError: it is one, as far as can be seen; shows the line with commas.
+    """
+    if not text or "--" not in program or shutil.which(program[0]):
+        return
+    hosts = list(takewhile(lambda word: not word.startswith("-"), program))
+    if hosts and (joined := _join_hosts([text, *hosts])):
+        raise ValueError(
+            f"--hosts {text} is followed by {' '.join(hosts)}: {_COMMA_HINT}; write\n"
+            f"    --hosts {joined} {shlex.join(program[len(hosts) :])}\n"
+            f"or, if {hosts[0]!r} is the program, -- before it"
+        )
+
+
+def _join_hosts(words: Iterable[str]) -> str:
+    """The list that `parse_hosts` takes, of words with or without commas; '' if one of them is no host."""
+    hosts = [host for word in words for host in word.split(",") if host]
+    return ",".join(hosts) if all(map(_HOST.fullmatch, hosts)) else ""
 
 
 def parse_hostfile(text: str, name: str, clients: int) -> ClientsByHost:

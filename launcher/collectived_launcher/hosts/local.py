@@ -22,8 +22,6 @@ from collectived_proto.types import RELEASE
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_FOLDER_HINT = "a program runs in the same folder on every host: make it, or name another with --chdir"
-_PROGRAM_HINT = "give a path to it, or an interpreter first: -- python train.py"
 
 
 class LocalHost:
@@ -44,7 +42,7 @@ class LocalHost:
         self._loop, self._folder, self._variables = loop, folder, dict(variables or {})
         self._reaper: Reaper | None = None
         self._processes: set[LocalProcess] = set()
-        self._tasks = host_tasks.HostTasks(loop, folder)
+        self._tasks = host_tasks.HostTasks(loop, folder, self._variables.get("PATH", ""))
         self._output_paused = False
 
     @property
@@ -130,9 +128,9 @@ def collect_facts(folder: Path) -> HostFacts:
 
 def _explain_not_run(program: ProgramSpec, error: Exception) -> str:
     if isinstance(error, OSError) and program.folder and error.filename == program.folder:
-        return f"folder {program.folder!r} cannot be entered: {error.strerror}; {_FOLDER_HINT}"
+        return f"folder {program.folder!r} cannot be entered: {error.strerror}; {host_tasks.FOLDER_HINT}"
     if isinstance(error, FileNotFoundError) and "/" not in program.argv[0]:
-        return f"{program.argv[0]!r} is not in the PATH there; {_PROGRAM_HINT}"
+        return f"{program.argv[0]!r} is not in the PATH there; {host_tasks.PROGRAM_HINT}"
     return f"{program.argv[0]!r} cannot be run: {error}"
 
 

@@ -15,9 +15,16 @@ from collectived_launcher.hosts.output import Terminal
 from collectived_proto.addresses import LOOPBACK
 from collectived_proto.report.phrases import names_text
 
-_FIRST_NOTICE, _NEXT_NOTICE = 2.0, 10.0  # seconds of waiting until the hosts are named, and named again
+_FIRST_NOTICE, _NEXT_NOTICE = 2.0, 10.0  # seconds until the hosts that are still to come are named, and named again
 _FAILURE_GRACE = 0.5  # seconds for other hosts to fail, once one has
 _TASK_TIMEOUT = 30.0  # seconds for a task
+_STEPS = {  # each task of the hosts in words
+    "address": "choosing addresses",
+    "listen": "opening ports for a test",
+    "dial": "testing connections between the hosts",
+    "hush": "closing the ports of the test",
+    "program": "looking for the program",
+}
 
 
 class HostUnreachable(Exception):
@@ -61,6 +68,19 @@ class Preflight:
             return None
         return HostAddresses(addresses, int(ports[first]["port"]))
 
+    def check_program(self, hosts: Sequence[Host], argv: Sequence[str], folder: str, path: str) -> bool:
+        """Whether there was time for each of the hosts to find the files of the program that it is to run.
+
+        Args:
+            folder: where the program runs.
+            path: the program's own PATH; '' for that of the host.
+
+        Raises:
+            HostUnreachable: a host lacks one of them.
+        """
+        about = {"argv": list(argv), "folder": folder, "path": path}
+        return self._run_task(dict.fromkeys(hosts, about), "program") is not None
+
     def open_hosts(self, within: float = math.inf) -> bool:
         """Open all hosts, and name those that are waited for. Return whether all is open before a signal came.
 
@@ -96,7 +116,11 @@ class Preflight:
                     "\n    ".join(f"{_describe_host(host)}: no answer within {within:g} s" for host in waiting)
                 )
             if now >= next_notice:
-                self._terminal.say(f"collectived: waiting for {names_text([_describe_host(host) for host in waiting])}")
+                self._terminal.say(
+                    f"collectived: connecting to the hosts, {now - begun:.0f} s so far: "
+                    f"{len(self._hosts) - len(waiting)} of {len(self._hosts)} ready, still to come: "
+                    f"{names_text([_describe_host(host) for host in waiting])}"
+                )
                 next_notice = now + _NEXT_NOTICE
             self._terminal.draw_progress("opening", len(self._hosts) - len(waiting), len(self._hosts), "hosts")
         if troubles := [f"{host.name} {host.trouble}" for host in self._hosts if host.trouble]:
@@ -158,10 +182,10 @@ class Preflight:
             return names_text([host.name for host in about if host not in answers])
 
         def say(passed: str) -> None:
-            self._terminal.say(f"collectived: waiting for the answer of {late()} ({task}), {passed}")
+            self._terminal.say(f"collectived: {_STEPS[task]}, {passed}; still to come: {late()}")
 
         def draw() -> None:
-            self._terminal.draw_progress(task, len(answers), len(about), "hosts")
+            self._terminal.draw_progress(_STEPS[task], len(answers), len(about), "hosts")
 
         try:
             is_done = run_until_with_progress(self._loop, lambda: len(answers) == len(about), _TASK_TIMEOUT, say, draw)
@@ -170,10 +194,11 @@ class Preflight:
         if not is_done:
             if self._loop.signals:
                 return None
-            raise HostUnreachable(f"{late()}: no answer within {_TASK_TIMEOUT:g} s ({task})")
-        if strict and (troubles := [f"{host.name}: {a['trouble']}" for host, a in answers.items() if a.get("trouble")]):
+            raise HostUnreachable(f"{late()}: no answer within {_TASK_TIMEOUT:g} s ({_STEPS[task]})")
+        ordered = {host: answers[host] for host in about}
+        if strict and (troubles := [f"{host.name}: {a['trouble']}" for host, a in ordered.items() if a.get("trouble")]):
             raise HostUnreachable("\n    ".join(troubles))
-        return {host: answers[host] for host in about}
+        return ordered
 
 
 def _has_outcome(waiting: Sequence[Host], already: bool) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
+from collectived_launcher.hosts.hostlist import check_separators
 from collectived_launcher.hosts.output import Terminal
 from collectived_launcher.hosts.selection import (
     HostOptions,
@@ -26,7 +27,23 @@ from collectived_launcher.quantities import Time, check_http_address
 from collectived_proto.ipc import job_files
 
 
+class ProgramCommand(click.Command):
+    """A command of hosts and a program; hosts that are separated by spaces are an error, and no program."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        written = list(args)
+        rest = super().parse_args(ctx, args)
+        program = ctx.params["program"]  # None while a shell completes the line
+        if program and written[-len(program) - 1 : -len(program)] != ["--"]:
+            try:
+                check_separators(ctx.params["hosts"], program)
+            except ValueError as error:
+                raise click.UsageError(str(error), ctx) from None
+        return rest
+
+
 @click.command(
+    cls=ProgramCommand,
     short_help="Run a program as ranks, with daemons of its own.",
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",

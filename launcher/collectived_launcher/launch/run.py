@@ -141,8 +141,9 @@ class Run:
         names = dict.fromkeys([*self._job.hosts, self._job_hosts.coordinator])
         hosts = [self._hosts[name] for name in names]
         spread = self._job.has_remote_hosts
-        ground = Preflight(self._loop, hosts, self._job_hosts.interface, self._terminal, spread).run()
-        if ground is None:
+        preflight = Preflight(self._loop, hosts, self._job_hosts.interface, self._terminal, spread)
+        ground = preflight.run()
+        if ground is None or (spread and not self._check_program(preflight)):
             return
         if spread:
             self._terminal.blocked_callback = self._send_keepalives
@@ -164,6 +165,12 @@ class Run:
         if self._daemons.start():
             self._publish(self._daemons, ground)
             self._start_clients()
+
+    def _check_program(self, preflight: Preflight) -> bool:
+        """Whether all hosts have the program's files, and no signal came first."""
+        job = self._job
+        hosts = [self._hosts[name] for name in dict.fromkeys(job.hosts)]
+        return preflight.check_program(hosts, job.program, job.folder, job.variables.get("PATH", ""))
 
     def _say(self, text: str) -> None:
         self._terminal.say(f"collectived: {text}")

@@ -160,6 +160,36 @@ def test_a_folder_that_is_not_there(stage: Stage, host: Host) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("argv", "folder", "trouble"),
+    [
+        (["python", "-u", "-Wignore", "-X", "dev", "train.py", "no.py"], "", ""),
+        (["./run.sh"], "", ""),
+        (["tool"], "", ""),
+        (["python", "-um", "no.such"], "", ""),
+        (["python", "-c", "print()"], "", ""),
+        (["python", "-"], "", ""),
+        (["sh", "no.sh"], "", ""),
+        (["python", "-uW", "ignore", "no.py"], "", "it has no file {}/no.py; copy it to this path on every host, keep"),
+        (["python3.11", "/no/such.py"], "", "it has no file /no/such.py; copy it to this path on every host, keep it"),
+        (["./no.sh"], "", "it has no file {}/no.sh; copy it"),
+        (["no-tool"], "", "'no-tool' is not in the PATH there; give a path to it"),
+        (["true"], "/no/such", "it has no folder /no/such; a program runs in the same folder on every host: make it"),
+    ],
+)
+def test_files_of_a_program_that_are_missing_are_named(
+    stage: Stage, host: Host, tmp_path: Path, argv: list[str], folder: str, trouble: str
+) -> None:
+    for name in ("train.py", "run.sh", "bin/tool", "bin/python", "bin/python3.11"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch(mode=0o700)
+    about = {"argv": argv, "folder": folder or str(tmp_path), "path": f"bin:{os.environ['PATH']}"}
+    answers: list[dict[str, object]] = []
+    host.run_task("program", about, answers.append)
+    stage.until(lambda: bool(answers))
+    assert str(answers[0].get("trouble", "")).startswith(trouble.format(tmp_path)) and bool(answers[0]) == bool(trouble)
+
+
 def test_a_program_runs_where_it_is_told_to(stage: Stage, host: Host) -> None:
     assert stage.done(host, "pwd", folder="/usr")[1].lines == [(1, b"/usr")]
 

@@ -282,7 +282,8 @@ def test_a_host_that_does_not_answer_is_waited_for_aloud_and_ctrl_c_says_what_st
     lab.ssh.write_text('#!/bin/sh\n[ "$1" = -G ] || exec sleep 1000\n')
     command = [sys.executable, "-m", "collectived_launcher", "up", "--ssh", str(lab.ssh), str(lab.file)]
     waiting = lab.place.run_in_background(command)
-    lab.place.error_with(waiting, r"^collectived: waiting for a \(ssh\), b \(ssh\)$")
+    said = r"^collectived: connecting to the hosts, \d+ s so far: 0 of 2 ready, still to come: a \(ssh\), b \(ssh\)$"
+    lab.place.error_with(waiting, said)
     waiting.send_signal(signal.SIGINT)
     _, err = waiting.communicate(timeout=PATIENCE)
     assert waiting.returncode == 130

@@ -103,7 +103,7 @@ class Launches:
 
 def told(text: str) -> str:
     """What was said, but for that we wait: how long hosts take is nobody's promise."""
-    return "".join(line for line in text.splitlines(keepends=True) if "waiting for" not in line)
+    return "".join(line for line in text.splitlines(keepends=True) if "connecting to the hosts" not in line)
 
 
 @pytest.fixture
@@ -282,6 +282,14 @@ def test_a_key_that_is_refused_is_told_in_the_words_of_ssh(launches: Launches, t
     assert re.search(r"(a|b) cannot be used \(ssh\): .*Permission denied \(publickey\)", done.stderr)
 
 
+def test_a_program_that_a_host_lacks_is_named_before_anything_starts(launches: Launches, tmp_path: Path) -> None:
+    done = launches.run("--chdir", str(tmp_path), "--", "python", "mean.py")
+    what = f"it has no file {tmp_path}/mean.py; copy it to this path on every host, "
+    lines = told(done.stderr).splitlines()
+    assert [line.partition("keep it")[0] for line in lines] == [f"collectived: a: {what}", f"    b: {what}"]
+    assert done.returncode == 3 and len(done.stdout.splitlines()) == 1
+
+
 def test_a_slow_host_is_waited_for_aloud(launches: Launches, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
@@ -291,6 +299,7 @@ def test_a_slow_host_is_waited_for_aloud(launches: Launches, tmp_path: Path) -> 
     command = launches.command("--", "true")
     command[command.index("--ssh") + 1] = f"{slow} -F {launches.network.config}"
     launcher = launches.place.run_in_background(command)
-    launches.place.error_with(launcher, r"^collectived: waiting for (a \(ssh\), )?b \(ssh\)$")
+    so_far = r"^collectived: connecting to the hosts, \d+ s so far: [01] of 2 ready"
+    launches.place.error_with(launcher, rf"{so_far}, still to come: (a \(ssh\), )?b \(ssh\)$")
     gate.write_text("open\n")
     assert launcher.wait(PATIENCE) == 0
