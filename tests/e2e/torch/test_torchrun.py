@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.docs.blocks import claimed
+from tests.docs.installed import Installation
 from tests.e2e.launcher.conftest import Place
 from tests.e2e.launcher.conftest import place as place
 from tests.e2e.torch.running import REGISTER, VERSION
@@ -18,6 +19,7 @@ from tests.e2e.torch.running import REGISTER, VERSION
 pytest.importorskip("torch", reason="torch is not installed: make test-torch")
 pytestmark = pytest.mark.timeout(240)
 
+INSTALL, SOURCE, TORCHRUN_LINES = claimed(__file__)
 WITHIN = 110.0  # seconds
 TRAIN = f"""
 import os, signal, sys
@@ -124,23 +126,22 @@ def test_our_launchers_train_and_name_a_killed_rank(
 
 
 @pytest.mark.skipif(VERSION < (2, 5), reason="PyTorch 2.4 reads no entry points")
-def test_the_program_of_the_page_for_pytorch_runs_as_it_stands(place: Place, tmp_path: Path) -> None:
-    source, torchrun = (block.text for block in claimed(__file__))
-    (tmp_path / "train.py").write_text(source)
-    done = run(
-        place, *COLLECTIVED, "launch", "--workers", "1", "--clients", "2", "--", sys.executable, f"{tmp_path}/train.py"
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_the_first_lines_of_the_page_install_and_run_its_program(place: Place, tmp_path: Path) -> None:
+    install, launch = INSTALL.text.splitlines()
+    installation = Installation(tmp_path)
+    installation.run(install)
+    (tmp_path / "train.py").write_text(SOURCE.text)
+    said = installation.run(launch, XDG_RUNTIME_DIR=str(place.folder))
+    assert said.splitlines()[0].startswith("1 worker × 2 clients = 2 ranks on localhost")
 
 
 @pytest.mark.skipif(VERSION < (2, 5), reason="PyTorch 2.4 reads no entry points")
 def test_torchrun_of_the_page_runs_its_program(place: Place, tmp_path: Path) -> None:
-    source, torchrun = (block.text for block in claimed(__file__))
-    (tmp_path / "train.py").write_text(source)
+    (tmp_path / "train.py").write_text(SOURCE.text)
     (tmp_path / "cluster.toml").write_text('hosts = ["localhost"]\n')
     path = f"PATH={Path(sys.executable).parent}:$PATH"
     try:
-        done = run(place, "bash", "-ec", f"cd {tmp_path}; {path}\n{torchrun}")
+        done = run(place, "bash", "-ec", f"cd {tmp_path}; {path}\n{TORCHRUN_LINES.text}")
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.endswith("localhost: ended\n")
     finally:

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from collectived_launcher.__main__ import run
 pytestmark = pytest.mark.timeout(120)  # several of these start jobs more than once, each some seconds
 COMMAND = [sys.executable, "-m", "collectived_launcher"]
 WITHIN = 55.0  # seconds for one run of the command
+COMMANDS, TABLE = claimed(__file__)
 QUICK = ["-e", "1K", "-f", "16", "-n", "5", "-w", "1"]
 ROW_KEYS = {
     *("size_bytes", "count", "iterations", "p50_seconds", "p99_seconds", "mean_seconds"),
@@ -104,8 +106,7 @@ def test_a_new_job_gives_a_table_and_a_picture(place: Place, tmp_path: Path) -> 
     lines = done.stdout.splitlines()
     assert lines[0].rstrip() == "all_reduce: 2 ranks on 2 workers, shared memory, arrays of the worker"
     assert lines[1].split("  ")[0] == "size B" and "busbw GB/s" in lines[1]
-    (block,) = claimed(__file__)
-    _, title, head, *_, below, average = block.text.splitlines()
+    _, title, head, *_, below, average = TABLE.text.splitlines()
     assert re.fullmatch(r"all_reduce: 2 ranks on 1 worker, shared memory, arrays of the worker", title)
     assert (lines[1].split(), lines[-2].strip(), plain(lines[-1])) == (head.split(), below, plain(average))
     rows = [line.split() for line in lines if re.match(r" *[0-9]", line)]
@@ -113,6 +114,18 @@ def test_a_new_job_gives_a_table_and_a_picture(place: Place, tmp_path: Path) -> 
         (str(size), str(size // 4), "float32", "sum", "-", "5", "0") for size in (4, 64, 1024)
     ]
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("line", COMMANDS.text.splitlines())
+def test_the_commands_of_the_page_measure(place: Place, tmp_path: Path, line: str) -> None:
+    program, *words = shlex.split(line, comments=True)
+    assert program == "collectived"
+    words += ["-e", "64K", "-n", "5", "-w", "1"]  # the last of two options counts: the page's own sizes take minutes
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = run_launcher([*COMMAND, *words], {**place.environment, "PATH": path}, tmp_path, timeout=WITHIN)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "algbw GB/s" in done.stdout or '"algorithm_bandwidth"' in done.stdout
+    assert ("--plot" in words) == bool(list(tmp_path.iterdir()))
 
 
 def shape_of(told: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from tests.docs.stage import plain
 from tests.e2e.launcher.conftest import Place
 from tests.e2e.launcher.sshd import Missing, Network
 
+FILE, SESSION, RESTART = claimed(__file__)
 PATIENCE = 60.0
 MEAN = """
 import os, collectived as cd
@@ -41,31 +42,60 @@ def own_address() -> str:
     return f"127.{1 + (pid >> 16 & 63)}.{pid >> 8 & 255}.{pid & 255}"
 
 
-@pytest.mark.timeout(150)
-def test_a_cluster_of_two_hosts_does_what_the_page_shows(place: Place, network: Network, tmp_path: Path) -> None:
-    file, session = (block.text for block in claimed(__file__))
-    # Only that both hosts are this one is said besides.
-    addressed = re.sub(r"^name = .*$", rf"\g<0>\naddress = '{own_address()}'", file, flags=re.MULTILINE)
-    (tmp_path / "two.toml").write_text(addressed)
-    (tmp_path / "mean.py").write_text(taken_from("docs/operate/clusters.md", "import collectived as cd"))
-    (tmp_path / "ssh").write_text(f'#!/bin/sh\nPATH="{os.environ["PATH"]}" exec {network.ssh()} "$@"\n')
-    (tmp_path / "ssh").chmod(0o700)
-    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**place.environment, "PATH": path, "COLUMNS": "200"}
+class Shell:
+    """A shell with two.toml and mean.py of the page, whose ssh reaches the hosts a and b."""
 
-    def do(command: str) -> list[str]:
+    def __init__(self, place: Place, network: Network, folder: Path) -> None:
+        self.folder = folder
+        # Only that both hosts are this one is said besides.
+        addressed = re.sub(r"^name = .*$", rf"\g<0>\naddress = '{own_address()}'", FILE.text, flags=re.MULTILINE)
+        (folder / "two.toml").write_text(addressed)
+        (folder / "mean.py").write_text(taken_from("docs/operate/clusters.md", "import collectived as cd"))
+        (folder / "ssh").write_text(f'#!/bin/sh\nPATH="{os.environ["PATH"]}" exec {network.ssh()} "$@"\n')
+        (folder / "ssh").chmod(0o700)
+        path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.environment = {**place.environment, "PATH": path, "COLUMNS": "200"}
+
+    def run(self, command: str, **variables: str) -> list[str]:
+        """What a command prints."""
         done = subprocess.run(
-            ["bash", "-c", command], cwd=tmp_path, env=environment, text=True, capture_output=True, timeout=PATIENCE
+            ["bash", "-c", command],
+            cwd=self.folder,
+            env={**self.environment, **variables},
+            text=True,
+            capture_output=True,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, (command, done.stdout, done.stderr)
-        return sorted(map(plain, done.stdout.splitlines()))
+        return done.stdout.splitlines()
 
+
+@pytest.fixture
+def shell(place: Place, network: Network, tmp_path: Path) -> Iterator[Shell]:
+    made = Shell(place, network, tmp_path)
     try:
-        for command, shown in steps(session):
-            assert do(command) == sorted(map(plain, shown)), command
+        yield made
     finally:
-        do("collectived down two.toml")
+        made.run("collectived down two.toml")
     assert not place.processes()
+
+
+@pytest.mark.timeout(150)
+def test_a_cluster_of_two_hosts_does_what_the_page_shows(shell: Shell) -> None:
+    for command, shown in steps(SESSION.text):
+        assert sorted(map(plain, shell.run(command))) == sorted(map(plain, shown)), command
+
+
+@pytest.mark.timeout(150)
+def test_one_host_after_the_other_is_restarted_as_the_page_says(shell: Shell, network: Network) -> None:
+    drains, ups, asks = RESTART.text.splitlines()
+    on_a = {"XDG_RUNTIME_DIR": str(network.runtime["a"])}  # where the daemons of the cluster are found
+    shell.run("collectived up two.toml")
+    before = shell.run(asks, **on_a)
+    shell.run(drains, **on_a)
+    assert shell.run(asks, **on_a) != before
+    assert plain(*shell.run(ups)) == plain("b: started worker 1 (pid 1)")
+    assert list(map(plain, shell.run(asks, **on_a))) == list(map(plain, before))
 
 
 @pytest.mark.timeout(150)
