@@ -1,7 +1,7 @@
 # Verbs of this repository. `make` alone lists them. Each sets up what it needs: Python >= 3.11, make and pip are enough.
 
 PYTHON ?= python3
-# What Python has compiled is kept, whatever the caller's environment says: tests start thousands of processes.
+# Compiled Python files are kept, whatever the environment says: tests start thousands of processes.
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST_OPTIONS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
@@ -194,7 +194,7 @@ lint: $(VENV)/installed-dev ## formatting, lint rules, the Dockerfile, spelling,
 types: $(VENV)/installed-dev ## strict type check
 	$(BIN)/mypy
 
-layers: $(VENV)/installed-dev ## who may import whom
+layers: $(VENV)/installed-dev ## check which package imports which
 	$(BIN)/lint-imports
 
 proto: $(PROTO_STAMP) ## generate code from the .proto files

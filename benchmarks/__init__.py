@@ -1,1 +1,1 @@
-"""What is measured, and against whom: `python -m benchmarks.compare`, `python -m benchmarks.coordinator_load`."""
+"""Measurements: `python -m benchmarks.compare`, `python -m benchmarks.coordinator_load`."""

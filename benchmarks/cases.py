@@ -1,4 +1,4 @@
-"""What is measured: operations and sizes, the numbers in the buffers, and what must come out. Pure.
+"""The cases: operations and sizes, the numbers in the buffers, and the right results. Pure.
 
 Every input of rank r holds `(i % 8 + r + 1) * factor`, so every sum is a small whole number times a power of two, and
 float32 is exact. Where a library sums in place, call after call without being filled again, k calls make the result
@@ -116,7 +116,7 @@ def fill(array: Array, base: Array, rank: int, factor: float) -> None:
 
 
 def expected(case: Case, base: Array, rank: int, ranks: int, factor: float) -> Array:
-    """What `rank` must get of each array."""
+    """The right result of `rank` for each array."""
     gives, gets = case.counts(rank, ranks)
     mine = slice(rank * gets, rank * gets + gets)
     if case.operation in (ALL_REDUCE, "reduce_scatter"):
@@ -148,5 +148,5 @@ def wrong(result: Array, expected: Array) -> int:
 
 
 def factor_of(turn: int) -> float:
-    """Buffers hold other numbers each turn, so that nobody can pass with an old result."""
+    """Buffers hold other numbers each turn, so that no library can pass with an old result."""
     return float(2 ** (turn % 5))

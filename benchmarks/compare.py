@@ -1,8 +1,8 @@
 """`python -m benchmarks.compare` (`make bench`): collectived beside Gloo, MPI and TensorFlow, in one run.
 
-All processes of all libraries are started once and stay; at each size everybody has a turn, several rounds, so that
-what drifts on this machine hits all alike. Sums of float32 are checked after every turn. What is shown is the median
-over all calls of the time from call to return, on the rank where that call took longest.
+All processes of all libraries are started once and stay. At each size each library has a turn, several rounds, so that
+all are affected alike if the machine becomes slower. Sums of float32 are checked after every turn. The figure is the
+median over all calls of the time from call to return, on the rank where that call took longest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def report(runs: list[Run], ranks: list[int], cases: tuple[Case, ...]) -> str:
-    """What is printed, and written into the page."""
+    """The text that is printed, and written into the page."""
     versions = {name: version for one in runs for name, version in one.versions.items()}
     skipped = {name: why for one in runs for name, why in one.skipped.items()}
     seconds = tables.together([one.seconds for one in runs])

@@ -1,4 +1,4 @@
-"""Who is measured, and by which commands the ranks of each are started."""
+"""The libraries that are measured, and the commands that start the ranks of each."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Coordinator:
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith(f"{field}:"):
                 return int(line.split()[1]) / 1024
-        raise ValueError(f"the kernel tells no {field} of process {self.pid}")
+        raise ValueError(f"the kernel has no {field} of process {self.pid}")
 
     def close(self) -> None:
         assert self._process.stdin and self._process.stdout
@@ -80,7 +80,7 @@ class Fleets:
             )
 
     def ask(self, *order: object) -> list[dict[str, Any]]:
-        """Tells all of them to do something at the same time; their answers."""
+        """Order all of them to do something at the same time. Return their answers."""
         for child in self._children:
             assert child.stdin
             child.stdin.write(json.dumps(order).encode() + b"\n")
@@ -128,7 +128,7 @@ def measure(workers: int, processes: int, steady: float) -> list[Line]:
         share = (coordinator.cpu() - before) / (time.monotonic() - begin)
         say(f"heartbeats every {HEARTBEAT_SECONDS:.0f} s take {share:.1%} of a core")
         told = fleets.seconds("lose", workers // 2)
-        say(f"everybody has the verdict after {told:.2f} s")
+        say(f"all members have the verdict after {told:.2f} s")
         totals = fleets.ask("totals")
         received = sum(answer["bytes"] for answer in totals) / (1 << 20)
         memory = coordinator.memory()

@@ -173,7 +173,7 @@ class Crew:
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row on the loopback that nobody has at this moment.
+    """The first of `count` ports in a row on the loopback that are free at this moment.
 
     They lie below those that systems give to outgoing connections, else they could be gone when they are used.
     """

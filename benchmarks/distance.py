@@ -46,7 +46,7 @@ class Distance:
 
     def _start(self, processors: Sequence[int]) -> tuple[Connection | None, list[BaseProcess]]:
         if len(processors) != 2:
-            return None, []  # of more, nobody can tell which ones the ranks will use
+            return None, []  # of more, it is not known which ones the ranks will use
         fork = multiprocessing.get_context("fork")
         asking, asked = fork.Pipe()
         waking, woken = fork.Pipe()

@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def lines(workers: int, ranks: int, alone: Steps, many: Steps) -> list[Line]:
-    """What is held against the goals. Pure."""
+    """The figures that are compared with the goals. Pure."""
     found = [
         Line(
             f"{workers} workers, a rank each: {step}",
@@ -174,7 +174,7 @@ def join(session: cd.Session, name: str, size: int, rank: int, joined: list[cd.G
 
 
 def hear_of_departure(group: cd.Group) -> None:
-    """One has left, and the others hear so from their next collective."""
+    """A member has left, and the next collective of the others fails with that."""
     try:
         group.barrier()
     except cd.errors.AbortedError:
@@ -194,7 +194,7 @@ def count_links() -> int:
     established = {f"socket:[{row[9]}]" for row in rows if row[3] == _ESTABLISHED}
     counts = [0]
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # another process, which has ended or is not ours
+        with contextlib.suppress(OSError):  # a process that has ended, or of another user
             if {b"worker", b"bench"} <= set((process / "cmdline").read_bytes().split(b"\0")):
                 counts.append(sum(os.readlink(one) in established for one in (process / "fd").iterdir()))
     return max(counts)

@@ -1,6 +1,6 @@
 """Where the peers are installed, each in an environment of its own: `python -m benchmarks.environments`.
 
-An install that fails is said aloud and keeps nobody else from being measured.
+An install that fails is reported, and the other libraries are measured all the same.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.floods`: whether a client that means ill makes a worker slower for the others.
+"""`python -m benchmarks.floods`: whether a malicious client makes a worker slower for the others.
 
 Two ranks on one worker sum four bytes again and again. Windows of some seconds alternate: beside a process that is busy
 and does not talk to the worker, beside one that floods it, beside one that opens ten thousand connections, and beside
-one that never reads what it is told. Each has gone on for a while before its window begins. A sum belongs to the window
-in which it began.
+one that never reads its messages. Each has gone on for a while before its window begins. A sum belongs to the window in
+which it began.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from collectived_proto.v1 import common_pb2, status_pb2, worker_pb2, worker_pb2_
 
 ROUNDS = 2
 WINDOW_SECONDS = 1.5
-SETTLE_SECONDS = 1.5  # what anybody may do at once is over by then
+SETTLE_SECONDS = 1.5  # the work that a client may have at once is over by then
 CONNECTIONS = 10_000
 MOST = 1.25  # times as slow as beside a busy process
 _AT_ONCE = 64  # calls that one flooder has under way
@@ -140,7 +140,7 @@ def rank(folder: Path) -> None:
             np.save(folder / "times.npy", np.array([began, took]))
 
 
-# Those who mean ill
+# Malicious clients
 
 
 def attack(kind: str, worker: str, links: str) -> None:
@@ -298,7 +298,7 @@ SHOWN = {
 
 
 def table(times: Times, windows: dict[str, Spans]) -> str:
-    """What is shown. Pure."""
+    """The table that is shown. Pure."""
     found: dict[str, NDArray[np.float64]] = {kind: times.within(spans) for kind, spans in windows.items()}
     alone = float(np.median(found["busy"]))
     lines = [

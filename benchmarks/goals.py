@@ -1,4 +1,4 @@
-"""What one run was to reach: each goal with the place where it was missed most, or met most narrowly. Pure."""
+"""The goals of a run: each with the place where it was missed most, or met most narrowly. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report about GPUs was measured with: `python -m benchmarks.gpu_environment`."""
+"""The machine and the libraries of a report about GPUs: `python -m benchmarks.gpu_environment`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured on a GPU: figures, tables and goals. Pure."""
+"""Measurements on a GPU: figures, tables and goals. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _NOT_YET = "Nothing was measured."
 @dataclass(frozen=True, slots=True)
 class Figure:
     """
-    place, ranks: what was measured where.
-    name, variant: who, and where its arrays lie.
+    place, ranks: where it was measured, and by how many ranks.
+    name, variant: of the library, and of the place of its arrays.
     bytes: of the array of a rank.
     seconds: the median of all calls. fastest, slowest: the tenth and the ninetieth percentile. calls: how many.
     """
@@ -50,7 +50,7 @@ class Figure:
 
 
 def report(figures: Sequence[Figure], heading: str, failures: Iterable[str] = ()) -> str:
-    """What is printed, and written into the page."""
+    """The text that is printed, and written into the page."""
     parts = [heading, *(f"Not measured: {one}." for one in failures)]
     if not figures:
         return "\n\n".join([*parts, _NOT_YET])
@@ -121,7 +121,7 @@ def find(figures: Iterable[Figure], name: str, nbytes: int, variant: str = "") -
 
 
 def lines(figures: Sequence[Figure]) -> Iterable[Line]:
-    """What is held against the goals."""
+    """The figures that are compared with the goals."""
     for ranks in sorted({one.ranks for one in figures if one.place == ONE_GPU}):
         limit = traffic_limit(figures, ranks)
         ours = [one for one in figures if (one.place, one.ranks, one.name) == (ONE_GPU, ranks, OURS)]

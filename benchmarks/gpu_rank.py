@@ -2,7 +2,7 @@
 
 It connects to the runner's socket, says which rank it is, and waits for orders in a blocking read. One order makes the
 buffers of a size and variant, before any rank waits for another one; answers to others have the seconds of each call.
-Calls follow each other without a barrier, as in nccl-tests. What goes wrong is the answer to the order.
+Calls follow each other without a barrier, as in nccl-tests. If an order fails, its answer is the error.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(start: Callable[[str], Peer] | None = None) -> None:
 
 
 class Desk:
-    """Keeps the buffers of a size, of every variant, until it is told to drop them."""
+    """Keeps the buffers of a size, of every variant, until an order drops them."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer

@@ -90,7 +90,7 @@ def summarize(name: str, status: int, seconds: float) -> str:
 
 
 def run(arguments: Sequence[str], report: Path, limit: float) -> int:
-    """Run Python in a session of its own; the status it ended with. What it started is ended with it."""
+    """Run Python in a session of its own, and end all that it started with it. Return its exit status."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with report.open("w") as file:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Who is measured on one GPU: daemons and ranks of each contestant, started, ended, and begun anew where they fail."""
+"""The contestants on one GPU: their daemons and ranks are started, ended, and begun anew where they fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.gpu_figures import DEVICE, OURS, RAW, TORCH
 from benchmarks.peers import OWNED
 from collectived.testing.daemon import Daemon
 
-FALLBACK = "the hint NCCL falls back"  # what a worker logs where NCCL carries nothing
+FALLBACK = "the hint NCCL falls back"  # a worker logs it if NCCL carries nothing
 _START_SECONDS = 40.0  # of a daemon, and of ranks
 _ANSWER_SECONDS = 40.0  # of a rank
 _MOST_STARTS = 3

@@ -53,7 +53,7 @@ _WARMUP = 20  # steps that are not timed
 
 @dataclass(frozen=True)
 class Training:
-    """What a rank has found: its loss at every step, seconds of a step, and a digest of its weights at the end."""
+    """The result of a rank: its loss at every step, seconds of a step, and a digest of its weights at the end."""
 
     losses: list[float]
     seconds: float
@@ -139,13 +139,13 @@ def run(name: str, device: str, steps: int, hook_backend: str = "gloo") -> list[
 
 
 def parse(output: str) -> Training:
-    """What a rank says at its end. Pure."""
+    """The line of a rank at its end. Pure."""
     (line,) = [line for line in output.splitlines() if line.startswith("found ")]
     return Training(**json.loads(line.removeprefix("found ")))
 
 
 def compare(found: Trainings) -> list[str]:
-    """What is wrong: ranks with other weights, and curves that differ by more than `TOLERANCE`. Pure."""
+    """The errors: ranks with other weights, and curves that differ by more than `TOLERANCE`. Pure."""
     faults = []
     for name, ranks in found.items():
         if len({one.weights for one in ranks}) > 1:
@@ -169,7 +169,7 @@ def difference(ours: Sequence[Training], theirs: Sequence[Training]) -> float:
 
 
 def report(found: Trainings, heading: str, faults: Sequence[str]) -> str:
-    """What is printed, and written into the page. Pure."""
+    """The text that is printed, and written into the page. Pure."""
     rows = ["| by | a step | loss | largest difference of a loss | weights |", "|---|---:|---|---|---|"]
     for name, ranks in found.items():
         same = "the same bits" if PEER in found and ranks[0].weights == found[PEER][0].weights else "others"

@@ -5,8 +5,8 @@ written, is the limit of the memory's traffic, and the fold's kernel is timed al
 by the hint NCCL, beside raw NCCL (launch and wait, as in nccl-tests) and PyTorch's backend of NCCL. NCCL allows several
 ranks on one GPU only where it takes them for ranks of several hosts, so these go by sockets over the loopback.
 
-All contestants are started once and have turns at each size; of each call the rank counts on which it took longest. Who
-fails at a size is started again for the next one. Without a GPU it ends with status 1 and says so.
+All contestants are started once and have turns at each size; of each call the rank counts on which it took longest. A
+contestant that fails at a size is started again for the next one. Without a GPU it ends with status 1 and says so.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Entry = tuple[Team, str, int]  # with which arrays, of how many bytes
 
 @dataclass
 class Found:
-    """What was measured, and who was not, and why."""
+    """The figures, and the contestants that could not be measured, with the reason."""
 
     figures: list[Figure] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -84,7 +84,7 @@ def main() -> int:
         most = QUICK_MOST if quick else MOST_BY_NCCL
         plan = replace(plan, end=begin + seconds, sizes=[size for size in plan.sizes if size <= most])
         measure_nccl(found, plan, [ours_by_nccl(Field(), ARRAYS[:2]), raw_nccl(Field()), torch_nccl(Field())])
-    finally:  # what there is, whatever ends it
+    finally:  # the figures so far, also after an error
         text = report(found.figures, conditions.shown(found.versions), found.failures)
         print(text)
         if options.out:
@@ -157,7 +157,7 @@ def running(found: Found, teams: Iterable[Team], say: Say) -> Iterator[list[Team
 
 
 def measure_size(found: Found, plan: Plan, place: str, ranks: int, size: int, entries: Sequence[Entry]) -> None:
-    """Everybody's turns at one size."""
+    """The turns of all contestants at one size."""
     pace = plan.pace
     times: dict[Entry, list[float]] = {}
     calls: dict[Entry, int] = {}
@@ -191,7 +191,7 @@ def measure_size(found: Found, plan: Plan, place: str, ranks: int, size: int, en
             except Failed as failure:
                 give_up(entry, failure)
     for team in dict.fromkeys(team for team, _, _ in entries):
-        with contextlib.suppress(Failed):  # heard of at the next size
+        with contextlib.suppress(Failed):  # the next size reports it
             team.ask(do="drop")
     for (team, variant, nbytes), seconds in times.items():
         if seconds:

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.latency`: what a sum of four bytes costs where a loop of calls does not show it.
+"""`python -m benchmarks.latency`: the cost of a sum of four bytes that a loop of calls does not show.
 
 Ranks of one worker sum one float32 of ordinary arrays: after many fresh starts, with uneven work between the calls,
-beside a busy thread, and while all wait for one that comes late. Open MPI takes turns with ours in the first two.
+beside a busy thread, and while all wait for one that comes late. Open MPI takes turns with it in the first two.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def in_turns(stretch: str, starts: int, calls: int, libraries: Mapping[str, Path
 
 
 def launch(folder: Path, stretch: str, calls: int, ranks: int = 2) -> Found:
-    """Starts ranks of the library in that environment; what its rank 0 found."""
+    """Start ranks of the library in that environment. Return the result of rank 0."""
     if folder == OWN:
         command = [str(folder / "bin" / "collectived"), "launch", "--workers", "1", "--clients", str(ranks), "--"]
     else:
@@ -106,7 +106,7 @@ def processor_seconds(stat: str, ticks: int) -> float:
 
 
 def lines(fresh: Mapping[str, Sequence[Found]], busy: Sequence[Found], late: Mapping[int, Found]) -> list[Line]:
-    """What is held against the goals. Pure."""
+    """The figures that are compared with the goals. Pure."""
     medians = {name: [one["median"] for one in found] for name, found in fresh.items()}
     middle = {name: statistics.median(seconds) for name, seconds in medians.items()}
     note = {name: f"median {_micro(middle[name])}, worst {_micro(max(medians[name]))}" for name in fresh}

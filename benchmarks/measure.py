@@ -75,7 +75,7 @@ def _measure(crews: list[Crew], ranks: int, case: Case, pace: Pace, distance: Di
     for entry in entries:
         result.seconds[entry.cell] = statistics.median(entry.times)
     for crew in crews:
-        with contextlib.suppress(Failed):  # heard of at the next size
+        with contextlib.suppress(Failed):  # the next size reports it
             crew.ask(do="drop")
     shown = ", ".join(
         f"{e.cell.name} {e.variant} {result.seconds[e.cell] * 1e6:.0f}".replace("  ", " ") for e in entries

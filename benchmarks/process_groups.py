@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def launch(place: str, ranks: int, rounds: int) -> list[Figure]:
-    """Starts a job of so many ranks; what its rank 0 found."""
+    """Start a job of so many ranks. Return the figures of rank 0."""
     workers, clients = (1, ranks) if place == HOST else (ranks, 1)
     command = [str(Path(sys.executable).with_name("collectived")), "launch"]
     command += ["--workers", str(workers), "--clients", str(clients), "--", sys.executable]
@@ -100,7 +100,7 @@ def launch(place: str, ranks: int, rounds: int) -> list[Figure]:
 
 
 def report(found: Iterable[Figure], heading: str, skipped: Iterable[str] = ()) -> str:
-    """What is printed, and written into the page. Pure."""
+    """The text that is printed, and written into the page. Pure."""
     figures = list(found)
     parts = [heading, *(f"Not measured: {what}." for what in skipped)]
     for place, ranks in dict.fromkeys((figure.place, figure.ranks) for figure in figures):
@@ -127,7 +127,7 @@ def times(place: str, ranks: int, figures: Iterable[Figure]) -> str:
 
 
 def lines(figures: Iterable[Figure]) -> list[Line]:
-    """What is held against the goals: each operation at the size where it is slowest beside Gloo. Pure."""
+    """The figures for the goals: each operation at the size where it is slowest beside Gloo. Pure."""
     by_goal: dict[str, list[Line]] = {}
     for figure in figures:
         what = f"{figure.ranks} ranks, {figure.place}, {figure.what}: Gloo / ours"
@@ -137,7 +137,7 @@ def lines(figures: Iterable[Figure]) -> list[Line]:
 
 
 def rank(place: str, rounds: int) -> None:
-    """One rank. What it says first of each measurement goes to the runner, from rank 0."""
+    """Be one rank. Rank 0 sends the first figure of each measurement to the runner."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""What is kept of a run. Pure."""
+"""The record of a run. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REJOIN = "join again"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What was measured: `ranks` ranks of a contestant, its buffers lying where `variant` says."""
+    """A measurement: `ranks` ranks of a contestant, with its buffers where `variant` says."""
 
     ranks: int
     name: str
@@ -23,7 +23,7 @@ class Run:
     """
     seconds: the median of each cell: of the calls' times on the rank where each took longest.
     wrong: cells that gave a wrong result, and how many numbers of it were wrong.
-    skipped: who was not measured, and why.
+    skipped: contestants that were not measured, with the reason.
     turns, apart: how many turns count, and in how many of them the processors were not near each other.
     """
 

@@ -1,4 +1,4 @@
-"""What the flight recorder costs a group loop: processor time per collective, in the very calls that group loops make.
+"""The cost of the flight recorder for a group loop: processor time per collective, in the calls of group loops.
 
 `python -m benchmarks.recorder --write` puts the result into docs/operate/trace.md.
 """

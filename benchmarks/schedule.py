@@ -1,4 +1,4 @@
-"""How long everybody is measured. Pure."""
+"""How long each contestant is measured. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Pace:
     """
-    rounds: how often everybody has a turn at each size.
+    rounds: how often each contestant has a turn at each size.
     seconds: about how long a turn takes.
     fewest, most: calls of a turn that count.
     """
@@ -36,7 +36,7 @@ QUICK = Pace(rounds=2, seconds=0.04, fewest=2, most=50)
 
 
 def round_robin(contestants: Sequence[T], rounds: int) -> Iterator[tuple[int, T]]:
-    """Turns, so that what drifts hits everybody alike: each round begins with another one."""
+    """Turns of all contestants. Each round begins with another one, so that a slower machine affects all alike."""
     for number in range(rounds):
         for place in range(len(contestants)):
             yield number, contestants[(place + number) % len(contestants)]

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.scrape`: what it costs a collective that somebody scrapes the worker's metrics.
+"""`python -m benchmarks.scrape`: the cost of scraping a worker's metrics for its collectives.
 
 Two ranks on one worker sum four bytes again and again, beside 50 other groups, each of which is a group loop of its
 own. Windows of some seconds without a scraper alternate with windows in which the worker is scraped once a second, so
@@ -161,7 +161,7 @@ def watch(path: Path, over: threading.Event) -> None:
 
 
 def counting() -> float:
-    """What a group loop counts at the end of a collective, in seconds."""
+    """The time for the counters of a group loop at the end of a collective, in seconds."""
     counters, operation = Counters(), AllReduce(ReduceOp.SUM)
 
     def count() -> None:
@@ -172,9 +172,9 @@ def counting() -> float:
 
 
 def table(times: Times, quiet: Spans, scraped: Spans, pages: Spans) -> str:
-    """What is shown. Pure, but for `counting`."""
+    """The table that is shown. Pure, but for `counting`."""
     rows = (
-        ("nobody scrapes", times.within(quiet)),
+        ("without scrapes", times.within(quiet)),
         ("one scrape a second", times.within(scraped)),
         ("of these, while a page was made", times.during(pages)),
     )
@@ -188,7 +188,7 @@ def table(times: Times, quiet: Spans, scraped: Spans, pages: Spans) -> str:
     lines += [
         "",
         f"Scraped once a second the median is {ratio:.2f} times what it is otherwise. A page takes {made * 1e3:.0f} ms "
-        f"to be had. What a group loop counts at the end of a collective takes {counting() * 1e6:.1f} µs.",
+        f"to be had. The counters of a group loop at the end of a collective take {counting() * 1e6:.1f} µs.",
     ]
     return "\n".join(lines)
 

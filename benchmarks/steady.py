@@ -1,7 +1,7 @@
 """`python -m benchmarks.steady`: whether a worker stays as it was, over 100,000 collectives and beside other work.
 
 Four ranks on one worker. Two of them sum four bytes again and again; memory and time at the start are compared with
-those at the end. Then the other two sum 16 MiB without pause while somebody asks the worker for its status 50 times a
+those at the end. Then the other two sum 16 MiB without pause, another process asks the worker for its status 50 times a
 second, and the small sums are timed again.
 """
 
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def launch(rounds: int) -> dict[str, float]:
-    """Starts a job of four ranks on one worker; what its rank 0 found."""
+    """Start a job of four ranks on one worker. Return the figures of rank 0."""
     command = [str(Path(sys.executable).with_name("collectived")), "launch", "--workers", "1", "--clients", "4", "--"]
     command += [sys.executable, "-m", "benchmarks.steady", "--rank", "--rounds", str(rounds)]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True)
@@ -66,7 +66,7 @@ def launch(rounds: int) -> dict[str, float]:
 
 
 def lines(found: dict[str, float], rounds: int) -> list[Line]:
-    """What is held against the goals. Pure."""
+    """The figures that are compared with the goals. Pure."""
     what = f"{rounds:,} sums of 4 bytes"
     return [
         Line(f"{what}: median at the end / at the start", found["last"] / found["first"], "≤", 1.15),
@@ -145,7 +145,7 @@ def beside(world: cd.Group, group: cd.Group, array: Any) -> None:
 
 
 def ask(worker: str) -> None:
-    """Asks a worker for its status, so many times a second, until it is told to stop."""
+    """Asks a worker for its status, so many times a second, until SIGTERM."""
     stopped = False
 
     def stop(*_: object) -> None:

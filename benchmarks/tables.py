@@ -1,4 +1,4 @@
-"""What was measured, as Markdown. Pure."""
+"""The measurements as Markdown. Pure."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def train(addresses: list[str], compression: str, group: str) -> Training:
 
 
 def parse(output: str) -> Training:
-    """What rank 0 says at the end. Pure."""
+    """The line of rank 0 at the end. Pure."""
     seconds, accuracy = re.search(r"steps took ([\d.]+) s", output), re.search(r"test accuracy ([\d.]+)", output)
     assert seconds and accuracy, output
     return Training(float(seconds[1]), float(accuracy[1]))

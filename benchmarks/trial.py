@@ -1,4 +1,4 @@
-"""What a library must show to be measured: a rank of a group that stands, and one call of it on prepared buffers."""
+"""The interface of a library that is measured: a rank of a group, and one call of it on prepared buffers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Trial(Protocol):
         """Carries the operation out once; returns when the result can be used and the inputs may be changed."""
 
     def results(self) -> list[Array]:
-        """What the last call gave."""
+        """The result of the last call."""
 
 
 class Arrays:
@@ -56,7 +56,7 @@ class Arrays:
 
 
 def make_exchange(rank: int, send: Callable[[], object], receive: Callable[[], object]) -> Callable[[], None]:
-    """What a rank does in `send_recv` with the rank beside it: the even one sends first."""
+    """The part of a rank in `send_recv` with the rank beside it: the even one sends first."""
 
     def exchange() -> None:
         for step in (receive, send) if rank % 2 else (send, receive):

@@ -1,8 +1,8 @@
 """`python -m benchmarks.tune_check` (`make tune-check`): AUTO's choice beside the best algorithm, measured.
 
 Every algorithm has a group of its own, whose table says that it carries everything, and so has the table of measured
-links (`--tune`). All groups have turns at each size. A call lasts as long as on the slowest rank. What AUTO takes, by
-the model or by measured links, is judged by the time of the algorithm that its table names.
+links (`--tune`). All groups have turns at each size. A call lasts as long as on the slowest rank. The choice of AUTO,
+by the model or by measured links, is judged by the time of the algorithm that its table names.
 
 The simulator's prediction stands beside each cell. Its costs are fitted to the cells of all other numbers of workers:
 those of a message and of latency are common to all links, each link has a bandwidth, and copying costs more where
@@ -108,7 +108,7 @@ def main() -> None:
         write("tune check", text, PAGE)
 
 
-# What becomes of the figures. Pure.
+# From figures to lines of the table. Pure.
 
 
 def judge(cells: Sequence[Cell], predicted: Mapping[Cell, float]) -> list[Line]:
@@ -132,7 +132,7 @@ def judge(cells: Sequence[Cell], predicted: Mapping[Cell, float]) -> list[Line]:
 
 
 def predict(cells: Sequence[Cell]) -> dict[Cell, float]:
-    """What the simulator says of the best algorithm of each cell, with costs fitted to other numbers of workers."""
+    """The simulator's prediction for the best algorithm of each cell, with costs fitted to other numbers of workers."""
     found = {}
     for workers in dict.fromkeys(cell.workers for cell in cells):
         known = [cell for cell in cells if cell.workers != workers]
@@ -268,13 +268,13 @@ def make_cell(
 
 
 def choose(tiers: Sequence[Tier], nbytes: int) -> Contestant:
-    """What a table takes for that size. Pure."""
+    """The choice of a table for that size. Pure."""
     tier = select_tier(tiers, nbytes)
     return tier.algorithm, tier.shards
 
 
 def run_rank(addresses: Sequence[str], rank: int, names: Sequence[str], kept: Mapping[int, str]) -> Times:
-    """What one rank measures.
+    """The measurements of one rank.
 
     Args:
         kept: by size, the group that is measured however slow it is, for AUTO takes its algorithm.

@@ -38,7 +38,7 @@ def find_files() -> list[str]:
 
 
 def edit(texts: Mapping[str, str], version: str, date: str) -> dict[str, str]:
-    """What the files say in the release. Pure.
+    """The texts of the files in the release. Pure.
 
     Raises:
         SystemExit: the version is none, or comes before that of the code; or a file has no place for it.

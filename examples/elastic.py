@@ -3,8 +3,9 @@
     collectived launch --clients 3 --max-restarts 9 -- python examples/elastic.py
 
 While it runs, kill a rank, or start one more from another shell: `python examples/elastic.py`. A killed rank is gone
-from the next generation, a new one is let in and gets the weights of whoever is furthest. SIGTERM to any rank ends the
-job in good order: all stop after the same step. Each rank prints a line per generation. See docs/guide/recovery.md.
+from the next generation. A new rank is let in and gets the weights of the rank that is furthest. SIGTERM to any rank
+ends the job in good order: all stop after the same step. Each rank prints a line per generation. See
+docs/guide/recovery.md.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Array = NDArray[np.float64]
 
 @dataclass
 class Model:
-    """What must survive: made anew by a rank that starts, and then replaced by that of the rank that is furthest."""
+    """The state of the training. A rank that starts makes a new one, and gets that of the rank that is furthest."""
 
     step: int = 0
     weights: Array = field(default_factory=lambda: np.zeros(COLUMNS))
@@ -54,13 +55,13 @@ def mean_loss(weights: Array, data: tuple[Array, Array]) -> float:
 
 
 def line_up(group: cd.Group, model: Model) -> None:
-    """Every rank goes on from where the one that is furthest has come."""
+    """Give every rank the step and the weights of the rank that is furthest."""
     steps = group.all_gather(np.array([model.step]))
     model.step, model.weights = group.broadcast((model.step, model.weights), root=int(steps.argmax()))
 
 
 def train(group: cd.Group, model: Model, data: tuple[Array, Array], ending: threading.Event) -> bool:
-    """Trains to the end, or until there is room for somebody who waits to come in; whether it was to the end.
+    """Train to the end, or until a waiting rank can be let in. Return whether it was to the end.
 
     Sums over all rows are divided by their number, so it does not matter how many ranks share them.
     """

@@ -102,7 +102,7 @@ def described(shape: list[int]) -> common_pb2.Collective:
 
 
 def verdict_of(error: grpc.RpcError) -> common_pb2.Verdict | None:
-    """What was decided about the group, where a collective failed; None where the call alone was refused."""
+    """The verdict about the group, if a collective failed; None if only the call was refused."""
     for entry in error.trailing_metadata() or ():
         if entry.key == STATUS:
             for detail in status_pb2.Status.FromString(entry.value).details:
@@ -135,7 +135,7 @@ def main() -> None:
         weights = me.broadcast([0.5] * 1_000_000 if rank == 0 else [], root=0)
         assert weights == [0.5] * 1_000_000
 
-        try:  # ranks that differ are told who and how
+        try:  # all ranks get an error that says which rank differs, and how
             me.all_reduce(common_pb2.SUM, [0.0] * (3 if rank == size - 1 else 2))
         except grpc.RpcError as error:
             verdict = verdict_of(error)

@@ -4,9 +4,9 @@
     COLLECTIVED_JOB=serving python examples/push_weights.py serve      # from other shells, as often as you like
 
 The jobs meet in the group `/weights`, which belongs to the whole cluster and is elastic: a server that is killed is
-gone from the next generation, a new one is let in after the next push, and where the trainer goes away the servers keep
-serving what they have. Neither waits for the other: each has a thread that takes part in the group. Where the jobs run
-on several hosts, all of them use the same daemons. SIGTERM ends either in good order.
+gone from the next generation, and a new one is let in after the next push. If the trainer goes away, the servers keep
+their last weights. Neither job waits for the other: each has a thread that takes part in the group. If the jobs run on
+several hosts, all of them use the same daemons. SIGTERM ends either in good order.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ import collectived as cd
 
 FEWEST, MOST, SETTLE = 2, 16, 0.5  # members of /weights; seconds to wait for more of them
 PUSH_EVERY = float(os.environ.get("PUSH_EVERY", "2"))  # seconds
-LAST_PUSH = 5.0  # seconds that the trainer waits at its end: perhaps nobody is there to push to
+LAST_PUSH = 5.0  # seconds that the trainer waits at its end; there may be no server that takes a push
 STEP_SECONDS = 0.005  # a step of a larger model takes longer than this one's
 ROWS, COLUMNS, LEARNING_RATE = 2048, 64, 1e-3
 OPTIONS = cd.CommunicationOptions(timeout_seconds=30)
-SERVER = -1  # what servers say where trainers say their step
+SERVER = -1  # servers give it in place of a step
 
 Array = NDArray[np.float64]
 
 
 @dataclass
 class Model:
-    """Weights and the step after which they were so; replaced as one, read by other threads."""
+    """Weights and their step, replaced together, because other threads read them."""
 
     now: tuple[int, Array] = field(default_factory=lambda: (0, np.zeros(COLUMNS)))
 
@@ -52,7 +52,7 @@ class Model:
 
 
 def load(seed: int) -> tuple[Array, Array]:
-    """Inputs and answers of one and the same world."""
+    """Inputs and answers that follow the same rule for every seed."""
     truth = np.random.default_rng(1).standard_normal(COLUMNS)
     draw = np.random.default_rng([1, seed])
     inputs = draw.standard_normal((ROWS, COLUMNS))
@@ -63,11 +63,11 @@ def load(seed: int) -> tuple[Array, Array]:
 
 
 class Membership(threading.Thread):
-    """Takes part in `/weights`, one generation after the other, until `part` says that it is over, or we leave.
+    """Takes part in `/weights`, one generation after the other, until `part` returns that it is over, or `leave`.
 
     Args:
-        step: mine, or SERVER.
-        part: what to do in a generation, given the trainer's rank, if it is there; whether all is over.
+        step: returns the step of this process, or SERVER.
+        part: is called in each generation, with the trainer's rank or None; returns whether all is over.
     """
 
     def __init__(self, step: Callable[[], int], part: Callable[[cd.Group, int | None], bool]) -> None:
@@ -77,7 +77,7 @@ class Membership(threading.Thread):
         self._leaving = threading.Event()
 
     def leave(self) -> None:
-        """Ends it wherever it is."""
+        """End it at whatever point it is."""
         self._leaving.set()
         if self._session is not None:
             self._session.close()
@@ -89,7 +89,7 @@ class Membership(threading.Thread):
             try:
                 with cd.connect(timeout=60) as self._session:
                     over = self._generations(self._session)
-            except cd.errors.UnavailableError:  # no worker yet, or ours is lost: connect to the next one
+            except cd.errors.UnavailableError:  # no worker yet, or it is lost: connect to the next one
                 self._leaving.wait(SETTLE)
             except cd.errors.CollectiveError:
                 if not self._leaving.is_set():
@@ -111,7 +111,7 @@ class Membership(threading.Thread):
 
 
 def room(group: cd.Group) -> bool:
-    """Whether somebody waits who can be let in: the same on all members after the same collective."""
+    """Whether a waiting rank can be let in: the same on all members after the same collective."""
     return group.waiting > 0 and group.size < MOST
 
 
@@ -119,7 +119,7 @@ def room(group: cd.Group) -> bool:
 
 
 def train(ending: threading.Event) -> None:
-    """Each rank trains on its rows. Rank 0 has a thread that pushes what there is."""
+    """Train each rank on its rows. Rank 0 has a thread that pushes the newest weights."""
     model = Model()
     with cd.connect() as session, session.join(options=OPTIONS) as group:
         pushing = threading.Thread(target=push, args=(model, ending))
@@ -147,7 +147,7 @@ def push(model: Model, ending: threading.Event) -> None:
             group.broadcast((step, weights, over), root=root or 0)
             print(f"pushed to {group.size - 1}: {Model((step, weights))}", flush=True)
             if over:
-                group.barrier()  # all have them: whoever sends may be gone before the others have received
+                group.barrier()  # all have received: a sender may end before that
                 return True
         return False
 

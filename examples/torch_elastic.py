@@ -2,9 +2,9 @@
 
     collectived launch --clients 3 --max-restarts 9 -- python examples/torch_elastic.py
 
-A group of the service says who takes part, and a process group of the same ranks is made for DDP. When a rank is
-killed, `backward()` raises an error that names it, the others make both anew and go on from the step they had reached;
-the killed rank is started again, and let in. SIGTERM to any rank ends the job: all stop after the same step.
+A group of the service has the ranks that take part, and DDP gets a process group of the same ranks. When a rank is
+killed, `backward()` raises an error that names it. The others join both again and go on from the step that they had
+reached. The killed rank is started again, and let in. SIGTERM to any rank ends the job: all stop after the same step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TIMEOUT = timedelta(seconds=30)  # a rank that is stuck for longer is left behin
 
 @dataclass
 class Model:
-    """What must survive: made anew by a rank that starts, and then replaced by that of the rank that is furthest."""
+    """The state of the training. A rank that starts makes a new one, and gets that of the rank that is furthest."""
 
     network: Any
     step: int = 0
@@ -51,7 +51,7 @@ def load() -> tuple[Any, Any]:
 
 
 def line_up(group: cd.Group, model: Model) -> None:
-    """Every rank goes on from where the one that is furthest has come."""
+    """Give every rank the step and the weights of the rank that is furthest."""
     steps = group.all_gather(torch.tensor([model.step]))
     furthest = int(steps.argmax())
     weights = torch.nn.utils.parameters_to_vector(model.network.parameters())
@@ -60,7 +60,7 @@ def line_up(group: cd.Group, model: Model) -> None:
 
 
 def open_process_group(group: cd.Group) -> None:
-    """One of the same ranks, which meet in a store that rank 0 opens."""
+    """Open a process group of the same ranks, which meet in a store that rank 0 opens."""
     store = dist.TCPStore("localhost", 0, None, True, TIMEOUT, False) if group.rank == 0 else None
     port = int(group.broadcast(torch.tensor(store.port if store else 0)))
     store = store or dist.TCPStore(group.members[0].host, port, None, False, TIMEOUT, False)
@@ -68,7 +68,7 @@ def open_process_group(group: cd.Group) -> None:
 
 
 def train(group: cd.Group, model: Model, ending: threading.Event) -> bool:
-    """Trains to the end, or until there is room for somebody who waits to come in; whether it was to the end."""
+    """Train to the end, or until a waiting rank can be let in. Return whether it was to the end."""
     network = DistributedDataParallel(model.network)
     optimizer = torch.optim.SGD(network.parameters(), lr=LEARNING_RATE)
     inputs, targets = (part[group.rank :: group.size] for part in load())

@@ -39,7 +39,7 @@ def build_wheel(architecture: str, folder: Path, epoch: str) -> Path:
 
 
 def run(module: list[str], environment: dict[str, str]) -> None:
-    """Run a module of this environment; what it says is shown where it fails."""
+    """Run a module of this environment; its output is shown if it fails."""
     ended = subprocess.run([sys.executable, "-m", *module], cwd=ROOT, env=environment, capture_output=True, text=True)
     if ended.returncode:
         raise SystemExit(f"{' '.join(module)} failed:\n{ended.stdout}{ended.stderr}")
@@ -78,7 +78,7 @@ def make_sdist(folder: Path, epoch: str) -> Path:
 
 
 def check_release(release: str, tags: Sequence[str]) -> str:
-    """What is built, in words.
+    """Describe what is built, in words.
 
     Raises:
         SystemExit: the commit has tags of releases, and none is that of the code.

@@ -22,10 +22,10 @@ PACKAGE = Path(__file__).parent / "collectived_native"
 MODULE = "_core.abi3.so"
 ARCHITECTURES = ("x86_64", "aarch64")
 ZIG = "ziglang>=0.15,<0.18"
-GLIBC = "2.28"  # what zig links against: manylinux_2_28
+GLIBC = "2.28"  # zig links against it: manylinux_2_28
 
-# No contraction and no fast math: a sum must have the same bits whoever compiled the core. No -march: the core is
-# copied to other processors; arithmetic.c chooses at run time what this one can do.
+# No contraction and no fast math: a sum must have the same bits with every compiler. No -march: the core is copied to
+# other processors; arithmetic.c chooses at run time which instructions this one has.
 FLAGS = (
     "-std=c11",
     "-O3",
@@ -83,7 +83,7 @@ def compile_core(target: Path, *, architecture: str = "", flags: tuple[str, ...]
 
     Raises:
         CompilerMissingError: there is no compiler.
-        subprocess.CalledProcessError: the compiler failed; what it said is on stderr.
+        subprocess.CalledProcessError: the compiler failed; its messages are on stderr.
     """
     target = target.absolute()
     sources = runpy.run_path(str(PACKAGE / "sources.py"))

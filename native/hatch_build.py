@@ -23,7 +23,7 @@ INSIDE = f"collectived_native/{_COMPILING['MODULE']}"
 
 
 class NativeHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is there only while a wheel is built
-    """What hatchling asks while it builds a wheel.
+    """The hook that hatchling calls while it builds a wheel.
 
     `COLLECTIVED_NATIVE` names a core that was built elsewhere, to be taken as it is; `COLLECTIVED_NATIVE_ARCHITECTURE`
     the architecture of a release, for which Zig compiles.

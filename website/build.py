@@ -30,7 +30,7 @@ def read_version() -> str:
 
 
 def run_git(*command: str) -> bytes:
-    """Run git in the repository of versions; what it prints."""
+    """Run git in the repository of versions. Return what it prints."""
     called = ["git", f"--git-dir={VERSIONS}", *command]
     return subprocess.run(
         called, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=make_environment()

@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the site: a thin shell around `website.pages`."""
+"""The hooks that mkdocs calls while it builds the site: a thin shell around `website.pages`."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PLACES = {"README.md": "index.md", "docs/README.md": "contents.md", "examples/tutorial.ipynb": "tutorial.md"}
 API = "reference/api.md"  # made by mkdocstrings
-# What a module has for users, and mkdocstrings does not show with it: modules that are imported at their first use, and
-# a function with the name of its file.
+# Public names that mkdocstrings does not show with their module: modules that are imported at their first use, and a
+# function with the name of its file.
 INSIDE = {
     "distribute": ("distribute.experimental",),
     "integrations": ("integrations.ray", "integrations.torch"),
@@ -112,7 +112,7 @@ def list_reference_pages() -> list[dict[str, str]]:
 
 
 def render_api_page() -> str:
-    """What mkdocstrings is to insert: each public name of the client."""
+    """The page on which mkdocstrings inserts each public name of the client."""
     tree = ast.parse((ROOT / "client/collectived/__init__.py").read_text())
     (assigned,) = [
         one.value for one in tree.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "__all__"

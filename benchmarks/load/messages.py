@@ -1,4 +1,4 @@
-"""What a simulated worker says to the coordinator, as bytes, and what kind a message from it is. Pure."""
+"""The messages of a simulated worker to the coordinator, as bytes, and the kinds of its answers. Pure."""
 
 from __future__ import annotations
 

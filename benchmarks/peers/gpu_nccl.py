@@ -85,7 +85,7 @@ class RawNccl:
 
 
 def read_when_there(file: Path) -> bytes:
-    """What another process writes there.
+    """The text that another process writes there.
 
     Raises:
         TimeoutError: it does not.

@@ -28,17 +28,17 @@ LOCK = ROOT / "deploy/docker/requirements.lock"
 FOLDER = ROOT / ".image"
 ROOTFS, DOWNLOADS = FOLDER / "rootfs", FOLDER / "wheels"
 PROGRAM = "import collectived as cd; group = cd.connect().join(); print(group.all_reduce('sum', 1))"
-PACKAGES = "python3,python3-venv,python-is-python3"  # what the base image has, of Debian
+PACKAGES = "python3,python3-venv,python-is-python3"  # Debian's packages for the content of the base image
 _FROM_FOLDER = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheels"}
 _SAYS_NOTHING_HERE = ("FROM", "EXPOSE", "HEALTHCHECK", "CMD")  # to a root file system
 
 
 @dataclass(slots=True)
 class Recipe:
-    """What a Dockerfile has done, in order, and how its command is run.
+    """The steps of a Dockerfile, in order, and how its command is run.
 
     Attributes:
-        steps: ("COPY", folder, words) or ("RUN", folder, the shell's text); `folder` is that in which they are done.
+        steps: ("COPY", folder, words) or ("RUN", folder, the shell's text); `folder` is where they are carried out.
     """
 
     steps: list[tuple[str, str, str]] = field(default_factory=list)
@@ -104,7 +104,7 @@ def build_with(engine: str, tag: str) -> None:
 
 
 def build_rootfs() -> None:
-    """Carry out the Dockerfile by Debian's tools; what the image would hold lies in .image/rootfs."""
+    """Carry out the Dockerfile by Debian's tools; the content of the image lies in .image/rootfs."""
     if shutil.which("mmdebstrap") is None or os.geteuid() != 0:
         raise SystemExit("no container engine runs here; without one, root and mmdebstrap are needed")
     shutil.rmtree(FOLDER, ignore_errors=True)
@@ -142,7 +142,7 @@ def copy(sources: Iterable[str], folder: Path, target: str) -> None:
 
 
 def in_rootfs(command: list[str], environment: dict[str, str], user: str = "") -> str:
-    """Run a command in the root file system, as root or as that user; what it prints."""
+    """Run a command in the root file system, as root or as that user. Return what it prints."""
     path = "/usr/sbin:/usr/bin:/sbin:/bin"
     words = {"HOME": "/tmp", **environment, "PATH": environment.get("PATH", path).replace("$PATH", path)}
     chroot = ["chroot", *([f"--userspec={user}"] if user else []), str(ROOTFS)]

@@ -21,7 +21,7 @@ SECONDS = 4.0  # less than HEALTHCHECK gives it
 
 
 def channel_to(address: str) -> grpc.Channel:
-    """As the daemon serves there that is told of its certificates by the same environment."""
+    """Open a channel with the certificates that the environment names for the daemon too."""
     options, named = [("grpc.enable_http_proxy", 0)], TlsFiles.from_environment(os.environ)
     if not named or address.startswith("unix:"):
         return grpc.insecure_channel(address, options=options)

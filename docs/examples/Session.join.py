@@ -6,4 +6,4 @@ with session.join("pair", 2, rank=group.rank, device="CPU:3", options=options, t
 try:
     session.join("three", 3, timeout=0.2)
 except cd.errors.DeadlineExceededError as error:
-    assert "three" in str(error)  # it says who was there
+    assert "three" in str(error)  # it names the ranks that were there

@@ -1,4 +1,4 @@
-work = group.recv(tag=3, async_op=True)  # nobody sends under this tag
+work = group.recv(tag=3, async_op=True)  # no rank sends under this tag
 print(work.cancel())  # True
 try:
     work.result()

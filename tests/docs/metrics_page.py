@@ -29,7 +29,7 @@ def fresh(text: str) -> str:
 
 
 def _table(metrics: list[Metric]) -> str:
-    lines = ["| metric | type | unit | labels | what it tells |", "|---|---|---|---|---|", *map(_row, metrics)]
+    lines = ["| metric | type | unit | labels | meaning |", "|---|---|---|---|---|", *map(_row, metrics)]
     return "".join(f"{line}\n" for line in lines)
 
 

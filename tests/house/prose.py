@@ -6,7 +6,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 Text = tuple[int, str]  # the line on which it starts, and its words on one line
 
@@ -32,17 +32,41 @@ def c_prose(source: str) -> Iterator[Text]:
         yield from _paragraphs(source.count("\n", 0, found.start()) + 1, lines)
 
 
+def hash_prose(source: str) -> Iterator[Text]:
+    """Paragraphs of comments behind `#`, in YAML, TOML, shell scripts, units and Dockerfiles."""
+    found = [(row, re.match(r"(|.*?\s)#+(?:\s+(.*))?$", line)) for row, line in enumerate(source.splitlines(), 1)]
+    comments = [((row, len(one[1])), one[2] or "", bool(one[1].strip())) for row, one in found if one]
+    yield from _join_lines(comments)
+
+
+def proto_prose(source: str) -> Iterator[Text]:
+    """Paragraphs of comments; no string there is a sentence. What stands behind a field begins a text of its own."""
+    found = [(row, re.match(r"(.*?)//\s?(.*)", line)) for row, line in enumerate(source.splitlines(), 1)]
+    comments = [((row, len(one[1])), one[2], bool(one[1].strip())) for row, one in found if one]
+    yield from _join_lines(comments)
+
+
 def _comments(source: str) -> Iterator[Text]:
-    """Comments in successive lines, of the same indentation, are one text."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    yield from _join_lines(
+        (one.start, one.string.lstrip("#: "), False) for one in tokens if one.type == tokenize.COMMENT
+    )
+
+
+def _join_lines(comments: Iterable[tuple[tuple[int, int], str, bool]]) -> Iterator[Text]:
+    """Comments in successive lines, of the same indentation, are one text.
+
+    Args:
+        comments: of each, its line and column, its words, and whether it begins a text in any case.
+    """
     block: list[str] = []
     begun, last = 0, (-1, -1)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            if token.start != (last[0] + 1, last[1]):
-                yield from _paragraphs(begun, block)
-                begun, block = token.start[0], []
-            last = token.start
-            block.append(token.string.lstrip("#: "))
+    for place, text, is_first in comments:
+        if is_first or place != (last[0] + 1, last[1]):
+            yield from _paragraphs(begun, block)
+            begun, block = place[0], []
+        last = place
+        block.append(text)
     yield from _paragraphs(begun, block)
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.house.test_prose import PROTO_FILES, read_prose
 from tests.house.test_rules import ROOT
 
 WORDS = dict(line.split("->") for line in (ROOT / ".vocabulary").read_text().splitlines())
@@ -45,6 +46,12 @@ def test_no_word_of_the_glossary_is_refused() -> None:
 
 def test_every_old_word_that_the_code_may_not_have_is_refused_on_pages_too() -> None:
     assert {"bell", "crew", "lane", "ledger", "porter", "seat", "strand", "workshop", "errand"} <= set(WORDS)
+
+
+@pytest.mark.parametrize("path", PROTO_FILES, ids=lambda path: str(path.name))
+def test_the_protocol_explains_itself_in_words_of_the_field(path: Path) -> None:
+    inside = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
+    assert not [(line, found[0]) for line, text in read_prose(path) if (found := inside.search(text))]
 
 
 def test_make_lint_asks_for_it() -> None:

@@ -1,7 +1,8 @@
 """What people read is said in the words of the field: those of the inside do not reach them.
 
-Read are all literal sentences of the code, but for docstrings, assertions, names of threads and what is logged for
-debugging: errors, log lines, what commands print, help texts. Numbers of the inside are not put into them either.
+Read are all literal sentences of the code, and of the scripts that build the native core, but for docstrings,
+assertions, names of threads and what is logged for debugging: errors, log lines, what commands print, help texts.
+Numbers of the inside are not put into them either.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.house.test_prose import SCRIPTS
 from tests.house.test_rules import WRITTEN, name
 
 INSIDE = re.compile(
@@ -80,12 +82,12 @@ def offences(source: str) -> Iterator[str]:
             yield f"{sentence.lineno}: {found[0]}"
 
 
-@pytest.mark.parametrize("path", WRITTEN, ids=name)
+@pytest.mark.parametrize("path", [*WRITTEN, *SCRIPTS], ids=name)
 def test_what_people_read_has_no_words_of_the_inside(path: Path) -> None:
     assert not list(offences(path.read_text()))
 
 
-@pytest.mark.parametrize("path", WRITTEN, ids=name)
+@pytest.mark.parametrize("path", [*WRITTEN, *SCRIPTS], ids=name)
 def test_what_people_read_quotes_no_numbers_of_the_inside(path: Path) -> None:
     found = list(numbers(path.read_text()))
     assert bool(found) == any(name(path).endswith(other) for other in MAY_NUMBER), found

@@ -80,14 +80,14 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Enlist(self, request, context):
-        """The number of a worker that brings none, before it attaches: the same whenever that host asks.
+        """Give a number to a worker that has none, before it attaches. The same host always gets the same number.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """"Let what runs finish, begin nothing new." Answered when that is done.
+        """Let running collectives finish, and begin no new ones. The reply comes when that is done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

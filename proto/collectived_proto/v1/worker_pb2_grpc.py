@@ -97,79 +97,78 @@ class WorkerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def OpenSession(self, request, context):
-        """"I am here." The stream stays open as long as the session; its end is the session's end.
+        """Open a session. The stream stays open as long as the session; its end is the session's end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Join(self, request, context):
-        """"I want to be a rank of this group." Progress, then Joined or an error.
+        """Join a group as a rank. The stream has progress, then Joined or an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Prepare(self, request, context):
-        """"I will submit collectives like this one." Once per signature.
+        """Describe a collective before its first submission. Once per signature.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Submit(self, request_iterator, context):
-        """"Here is my part of this collective, and I want the result." For clients without shared memory: a header, then the
-        leaves' bytes; back come the results, pack by pack as they complete, each a header and then bytes.
+        """Submit the value of one rank and get the result, for clients without shared memory. The request is a header, then
+        the leaves' bytes. The reply has the results, pack by pack as they complete, each a header and then bytes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """"Take this recv back, unless a message is there for it." Its Submit says which: it ends as withdrawn, or with the
-        message.
+        """Withdraw a recv for which no message has come. Its Submit ends as withdrawn, or with the message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """"End this generation for all ranks."
+        """End this generation for all ranks.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """"I submit nothing more."
+        """Leave the group: this rank submits no more collectives.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TellStack(self, request, context):
-        """"That is where my threads are." Once for each `SessionEvent.stack_asked`.
+        """Answer a `SessionEvent.stack_asked`: where the threads of this process are. Once for each.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """"What is going on?" Relayed to the coordinator; answered for this worker alone where that cannot be reached.
+        """Describe the state of the job. The coordinator answers; if it cannot be reached, this worker answers for itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """"Let what runs finish, begin nothing new." Answered when that is done; the coordinator sees to it.
+        """Let running collectives finish, and begin no new ones, by the coordinator. The reply comes when that is done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Trace(self, request, context):
-        """"What has happened?" What the flight recorders have kept; relayed like Status.
+        """Return the content of the flight recorders; relayed like Status.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
