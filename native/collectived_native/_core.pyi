@@ -237,6 +237,8 @@ Part = tuple[int, Any, tuple[int, ...], int]
 def repeats(
     array_type: type,
     make_array: Callable[[tuple[int, ...], Any], Any],
+    make_large_array: Callable[[tuple[int, ...], Any], Any],
+    large_bytes: int,
     any_value: object,
     absent: object,
     standing: object,

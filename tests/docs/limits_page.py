@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from collectived.values import new_arrays
 from collectived_native._core import MAX_LETTERS
 from collectived_proto.config.daemons import DAEMONS
 from collectived_proto.config.settings import list_settings
@@ -99,6 +100,13 @@ def _of_sessions() -> list[LimitRow]:
             "three quarters of that",
             "`worker.max_session_gpu_memory`",
             _REFUSED,
+        ),
+        LimitRow(
+            "memory of large arrays that a client process keeps for later results, "
+            f"{_size(new_arrays.MIN_KEPT_BYTES)} or more each",
+            _size(new_arrays.MAX_FREE_BYTES),
+            "",
+            "the rest goes back to the system",
         ),
         LimitRow("pieces of shared memory of one session, GPU memory included", f"{arenas.MAX_ARENAS:,}", "", _REFUSED),
         by_key(

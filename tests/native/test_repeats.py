@@ -33,6 +33,9 @@ class Standing:
     waiting: int = -1
 
 
+LARGE_BYTES = 4096  # of a result, from which on it is made apart
+
+
 @dataclass
 class Ours:
     """What one rank remembers, and a call of it."""
@@ -41,6 +44,7 @@ class Ours:
     standing: Standing = field(default_factory=Standing)
     numbers: Iterator[int] = field(default_factory=count)
     made: list[tuple[int, ...]] = field(default_factory=list)  # shapes of results that were made
+    made_large: list[tuple[int, ...]] = field(default_factory=list)
     handed_over: int = 0
     unknown: int = 0
 
@@ -49,7 +53,12 @@ class Ours:
             self.made.append(shape)
             return np.empty(shape, dtype)
 
-        self.repeats = core.repeats(np.ndarray, make, ANY, ABSENT, self.standing, self.numbers)
+        def make_large(shape: tuple[int, ...], dtype: Any) -> Array:
+            self.made_large.append(shape)
+            return np.empty(shape, dtype)
+
+        terms = np.ndarray, make, make_large, LARGE_BYTES, ANY, ABSENT, self.standing, self.numbers
+        self.repeats = core.repeats(*terms)
 
     def run(self, value: Any, out: Any = None, operation: str = OPERATION, frame: FrameType | None = None) -> Any:
         return self.repeats.run(operation, value, out, frame or LINE)
@@ -154,6 +163,19 @@ def test_arrays_are_taken_as_they_are_or_nothing_is_done() -> None:
         return ours.made == [(4,)] and ours.standing.waiting == (-1 if ours.handed_over == 3 else 0)
 
     assert as_threads(2, body) == [True, True]
+
+
+def test_large_results_are_made_apart() -> None:
+    def body(engine: core.Engine, rank: int) -> Any:
+        ours, elements = Ours(engine), LARGE_BYTES // 4
+        value = np.ones(elements, np.float32)
+        ours.add(value, sum_plan(engine, elements), (np.float32, (elements,)))
+        ours.add(value[1:], sum_plan(engine, elements - 1), (np.float32, (elements - 1,)))
+        for one in (value, value[1:]):
+            assert ours.take(one).tolist() == [2.0] * len(one)
+        return ours.made, ours.made_large
+
+    assert as_threads(2, body) == [([(LARGE_BYTES // 4 - 1,)], [(LARGE_BYTES // 4,)])] * 2
 
 
 def test_arrays_of_this_numpy_are_read_without_the_buffer_protocol() -> None:

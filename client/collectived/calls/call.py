@@ -19,6 +19,7 @@ from collectived.errors import InternalError
 from collectived.values import nest
 from collectived.values.copying import copy_into, copy_of
 from collectived.values.leaves import Array
+from collectived.values.new_arrays import make_array
 from collectived.values.targets import Targets, check_fits, flatten_out
 from collectived_proto.deadline import Patience
 from collectived_proto.ipc import messages
@@ -204,7 +205,7 @@ class Call:
         """Decides where each leaf goes; those that do not lie there as they come are left for the end."""
         segments: list[TargetBytes] = []
         for index, (dtype, shape, pieces) in enumerate(self._list_pieces()):
-            target = np.empty(shape, dtype) if self.out is None else self.out.views[index]
+            target = make_array(shape, dtype) if self.out is None else self.out.views[index]
             memory = as_bytes(target) if type(target) is np.ndarray and target.dtype == dtype else None
             if memory is None:
                 continue

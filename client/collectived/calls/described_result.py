@@ -15,6 +15,7 @@ from collectived.calls.buffers import Backing, ResultBuffer
 from collectived.values import axes
 from collectived.values.copying import copy_into
 from collectived.values.leaves import Array
+from collectived.values.new_arrays import make_array
 from collectived_proto.ipc.result_header import Pieces, parse_header
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import Collective
@@ -94,7 +95,7 @@ class DescribedResult:
     def array(self, index: int) -> Array:
         """A leaf in an array of its own, row-major."""
         content = self._leaf_layouts[index]
-        made = np.empty(content.shape, content.dtype)
+        made = make_array(content.shape, content.dtype)
         self.copy(index, made)
         return made
 

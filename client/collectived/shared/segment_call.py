@@ -18,7 +18,9 @@ from collectived.errors import InternalError
 from collectived.shared.segment_plan import Schedule
 from collectived.shared.segment_program import SegmentProgram, Variant
 from collectived.values import axes, nest
+from collectived.values.copying import copy_of
 from collectived.values.leaves import Array
+from collectived.values.new_arrays import make_array
 from collectived.values.spans import Spans
 from collectived.values.targets import Targets, check_fits
 from collectived_native import core
@@ -123,7 +125,7 @@ class SegmentCall(Call):
         if not array.dtype.isnative:
             return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
         if self.is_async and not self.is_lent and self.prepared.memory.locate(array) is None:
-            return np.array(array, order="C")
+            return copy_of(array)
         return np.ascontiguousarray(array) if array.ndim else array
 
     def _keep_apart(self, variant: Form) -> None:
@@ -136,7 +138,7 @@ class SegmentCall(Call):
             result = self._results[leaf]
             over = spans.find_overlapping(result)
             if over and not (over == [leaf] and self.may_write_over and spans.is_same(leaf, result)):
-                self._results[leaf] = np.empty(result.shape, result.dtype)
+                self._results[leaf] = make_array(result.shape, result.dtype)
 
     @property
     def may_write_over(self) -> bool:
@@ -152,10 +154,10 @@ class SegmentCall(Call):
                 self._check_out(targets, variant)
                 rows_first = self.has_rows_first
                 return [
-                    view if rows_first and view.flags.c_contiguous and view.dtype == dtype else np.empty(shape, dtype)
+                    view if rows_first and view.flags.c_contiguous and view.dtype == dtype else make_array(shape, dtype)
                     for view, (dtype, shape) in zip(targets.views, variant.schedule.results, strict=True)
                 ]
-        return [np.empty(shape, dtype) for dtype, shape in variant.schedule.results]
+        return [make_array(shape, dtype) for dtype, shape in variant.schedule.results]
 
     @property
     def has_rows_first(self) -> bool:

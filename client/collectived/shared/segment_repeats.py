@@ -21,6 +21,7 @@ from collectived.shared.segment_letters import LetterCall, LetterProgram
 from collectived.shared.segment_program import SegmentProgram, Variant
 from collectived.values import nest
 from collectived.values.leaves import ARRAY, Array, ArrayKind, is_host_array, kind_of, writable_view
+from collectived.values.new_arrays import MIN_KEPT_BYTES, make_large_array
 from collectived.values.targets import Targets
 from collectived_native import core
 from collectived_proto.numpy_types import to_numpy
@@ -91,7 +92,9 @@ class Repeats:
     """
 
     def __init__(self, state: RankState, numbers: Iterator[int]) -> None:
-        self._core = core.repeats(np.ndarray, np.empty, ANY_VALUE, NOT_REPEATED, state, numbers)
+        self._core = core.repeats(
+            np.ndarray, np.empty, make_large_array, MIN_KEPT_BYTES, ANY_VALUE, NOT_REPEATED, state, numbers
+        )
         self.run = self._core.run
 
     def add(self, call: Call, operation: Operation, value: Any, frame: FrameType) -> None:

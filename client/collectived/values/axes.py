@@ -12,6 +12,7 @@ from collectived.arguments import check_integer
 from collectived.values import nest
 from collectived.values.leaves import Array, format_path
 from collectived.values.nest import Spec
+from collectived.values.new_arrays import make_array
 from collectived_proto.types import AllGather, AxisOperation, Gather, Scatter
 
 _MAX_AXES = 64  # of a NumPy array
@@ -94,4 +95,4 @@ def restore_shape(shape: Sequence[int], axis: int) -> tuple[int, ...]:
 
 def empty(shape: Sequence[int], dtype: np.dtype[Any], axis: int) -> Array:
     """An array for rows of that shape, in the caller's order of axes."""
-    return np.empty(restore_shape(shape, axis) if axis else tuple(shape), dtype)
+    return make_array(restore_shape(shape, axis) if axis else tuple(shape), dtype)

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 
 from collectived.values.leaves import Array
+from collectived.values.new_arrays import make_array
 
 STREAMED_BYTES = 8 << 20
 """From here on a copy goes past the caches: there is no room in them for all that the ranks of a host copy at once.
@@ -38,7 +39,7 @@ def copy_of(array: Array) -> Array:
     copy = find_copy(streamed=False)  # not past the caches: see STREAMED_BYTES
     if copy is None:
         return array.copy()
-    made = np.empty(array.shape, array.dtype)
+    made = make_array(array.shape, array.dtype)
     copy(made.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8))
     return made
 

@@ -138,7 +138,7 @@ static PyObject *make_list(const Repeats *r, const struct bundle *bundle) {
     PyObject *list = PyList_New(bundle->outputs);
     for (int i = 0; list && i < bundle->outputs; i++) {
         const struct part *part = &bundle->part[bundle->inputs + i];
-        PyObject *array = PyObject_CallFunctionObjArgs(r->make_array, part->shape_tuple, part->dtype, NULL);
+        PyObject *array = make_result(r, part->shape_tuple, part->dtype, part->bytes);
         if (!array || PyList_SetItem(list, part->at, array)) return Py_DecRef(list), NULL;
     }
     return list;

@@ -44,13 +44,17 @@ int has_dtype(const Repeats *r, PyObject *array, PyObject *dtype) {
     return own && (own == dtype || PyObject_RichCompareBool(own, dtype, Py_EQ) == 1);
 }
 
+PyObject *make_result(const Repeats *r, PyObject *shape, PyObject *dtype, u64 bytes) {
+    return PyObject_CallFunctionObjArgs(bytes < r->large_bytes ? r->make_array : r->make_large_array, shape, dtype, NULL);
+}
+
 /* Takes hold of `out`, or of a new array; 1, or 0: `out` does not take the result as it is, or -1 with an error set. */
 static int take_result(struct run *run, const struct form *form) {
     struct held *h = run->held;
     Py_buffer *view = &h->views[h->taken];
     struct shape shape;
     if (run->out == Py_None) {
-        run->into = PyObject_CallFunctionObjArgs(run->repeats->make_array, form->shape_tuple, form->dtype, NULL);
+        run->into = make_result(run->repeats, form->shape_tuple, form->dtype, form->bytes);
         if (!run->into) return -1;
     } else {
         if ((PyObject *)run->out->ob_type != run->repeats->array_type || !has_dtype(run->repeats, run->out, form->dtype)) return PyErr_Clear(), 0;

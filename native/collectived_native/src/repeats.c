@@ -348,22 +348,24 @@ static void repeats_dealloc(PyObject *self) {
     forget_all(r);
     for (int i = 0; i < r->kinds_known; i++) Py_DecRef(r->kinds[i]);
     for (int i = 0; i < OWN_CODES; i++) drop((PyObject *)r->own_codes[i]);
-    drop(r->array_type), drop(r->make_array), drop(r->any_value), drop(r->absent), drop(r->standing), drop(r->numbers);
+    drop(r->array_type), drop(r->make_array), drop(r->make_large_array), drop(r->any_value), drop(r->absent), drop(r->standing), drop(r->numbers);
     free_object(self);
 }
 
-/* repeats(array_type, make_array, any_value, absent, standing, numbers) */
+/* repeats(array_type, make_array, make_large_array, large_bytes, any_value, absent, standing, numbers) */
 static PyObject *make_repeats(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
-    if (has_arguments(count, 6, "(array_type, make_array, any_value, absent, standing, numbers)")) return NULL;
+    if (has_arguments(count, 8, "(array_type, make_array, make_large_array, large_bytes, any_value, absent, standing, numbers)")) return NULL;
+    u64 large = PyLong_AsUnsignedLongLong(args[3]);
+    if (PyErr_Occurred()) return NULL;
     static const char *const texts[] = {"dtype", "shape", "f_lasti", "f_back", "generation", "verdict", "waiting"};
     for (int i = 0; i < NAMES; i++)
         if (!names.all[i] && !(names.all[i] = PyUnicode_InternFromString(texts[i]))) return NULL; /* kept forever */
     Repeats *r = (Repeats *)PyType_GenericAlloc(repeats_type, 0);
     if (!r) return NULL;
-    r->array_type = keep(args[0]), r->make_array = keep(args[1]), r->any_value = keep(args[2]);
+    r->array_type = keep(args[0]), r->make_array = keep(args[1]), r->make_large_array = keep(args[2]), r->large_bytes = large;
     r->knows_arrays = knows_layout(args[0]);
-    r->absent = keep(args[3]), r->standing = keep(args[4]), r->numbers = keep(args[5]);
+    r->any_value = keep(args[4]), r->absent = keep(args[5]), r->standing = keep(args[6]), r->numbers = keep(args[7]);
     return (PyObject *)r;
 }
 

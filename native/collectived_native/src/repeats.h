@@ -58,7 +58,8 @@ struct repeat {
 
 typedef struct {
     PyObject head;
-    PyObject *array_type, *make_array, *any_value, *absent, *standing, *numbers;
+    PyObject *array_type, *make_array, *make_large_array, *any_value, *absent, *standing, *numbers;
+    u64 large_bytes;                         /* of an array, from which on the other makes it */
     PyObject *kinds[MOST_KINDS];             /* of values: no attribute of others is looked up */
     PyCodeObject *own_codes[OWN_CODES];      /* functions of this library between a collective and its caller, by address */
     int kinds_known, own_codes_known, count;
@@ -80,6 +81,8 @@ PyObject *dtype_of(const Repeats *r, PyObject *array);
 int has_dtype(const Repeats *r, PyObject *array, PyObject *dtype);
 /* The shape that a tuple says; 0, or -1: it has too many axes; an error may be set. */
 int read_tuple(struct shape *shape, PyObject *tuple);
+/* Makes an array for a result; NULL with an error set. */
+PyObject *make_result(const Repeats *r, PyObject *shape, PyObject *dtype, u64 bytes);
 /* Bytes of a view, whose elements have `item` bytes each. */
 u64 view_bytes(const Py_buffer *view, u64 item);
 
