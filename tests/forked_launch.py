@@ -99,15 +99,15 @@ def run(command: Sequence[str], output: str | None = None, fresh_programs: bool 
 class _Popen(subprocess.Popen[Any]):
     forks_programs = True
 
-    def __init__(self, command: Any, **options: Any) -> None:
+    def __init__(self, args: Any, **options: Any) -> None:  # torchrun gives it by its name
         is_alone = len(os.listdir("/proc/self/task")) == 1  # beside other threads a fork has to become another program
-        if isinstance(command, str) or options.get("shell") or not is_alone:
-            super().__init__(command, **options)
+        if isinstance(args, str) or options.get("shell") or not is_alone:
+            super().__init__(args, **options)
             return
         environment = dict(os.environ if options.get("env") is None else options["env"])
         prepare, kept = options.pop("preexec_fn", None), options.get("pass_fds", ())
-        become = functools.partial(_become, tuple(command), environment, prepare, kept)
-        super().__init__(command, preexec_fn=become, **options)
+        become = functools.partial(_become, tuple(args), environment, prepare, kept)
+        super().__init__(args, preexec_fn=become, **options)
 
 
 def _become(
