@@ -25,7 +25,7 @@ enum {
 static int is_of_amd;
 
 __attribute__((constructor)) static void find_maker(void) {
-    unsigned highest, b, c, d;
+    unsigned highest = 0, b = 0, c = 0, d = 0; /* compilers with sanitizers do not see that they are written */
     is_of_amd = __get_cpuid(0, &highest, &b, &c, &d) && b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx;
 }
 
