@@ -40,6 +40,7 @@ _COPY_HINT = (
     "copy it to this path on every host, keep it in a folder that all hosts share, or name it relative to "
     "--chdir FOLDER"
 )
+_EXECUTABLE_HINT = "chmod +x it, or name its interpreter first: -- python train.py"
 _DISCARD_PORT = 9  # a port: nothing is ever sent to it, but the kernel chooses a route
 
 
@@ -181,10 +182,12 @@ def check_program_files(argv: Sequence[str], folder: str, path: str) -> None:
         LookupError: one of them is missing; says which, and what to do.
     """
     if folder and not os.path.isdir(folder):
-        raise LookupError(f"it has no folder {folder}; {FOLDER_HINT}")
+        raise LookupError(f"no folder {folder} there; {FOLDER_HINT}")
     program = os.path.join(folder, argv[0])
     if os.path.dirname(argv[0]):
         _check_file(program)
+        if not os.access(program, os.X_OK):
+            raise LookupError(f"{os.path.normpath(program)} is not executable there; {_EXECUTABLE_HINT}")
     else:  # a relative entry of PATH begins where the program runs
         places = os.pathsep.join(os.path.join(folder, entry) for entry in path.split(os.pathsep))
         if not shutil.which(argv[0], path=places):
@@ -195,7 +198,7 @@ def check_program_files(argv: Sequence[str], folder: str, path: str) -> None:
 
 def _check_file(path: str) -> None:
     if not os.path.exists(path):
-        raise LookupError(f"it has no file {os.path.normpath(path)}; {_COPY_HINT}")
+        raise LookupError(f"no file {os.path.normpath(path)} there; {_COPY_HINT}")
 
 
 def find_python_script(argv: Sequence[str]) -> str:

@@ -196,8 +196,13 @@ class Preflight:
                 return None
             raise HostUnreachable(f"{late()}: no answer within {_TASK_TIMEOUT:g} s ({_STEPS[task]})")
         ordered = {host: answers[host] for host in about}
-        if strict and (troubles := [f"{host.name}: {a['trouble']}" for host, a in ordered.items() if a.get("trouble")]):
-            raise HostUnreachable("\n    ".join(troubles))
+        hosts_by_trouble: dict[str, list[str]] = {}
+        for host, answer in ordered.items():
+            if strict and answer.get("trouble"):
+                hosts_by_trouble.setdefault(str(answer["trouble"]), []).append(host.name)
+        if hosts_by_trouble:
+            lines = [f"{names_text(names)}: {trouble}" for trouble, names in hosts_by_trouble.items()]
+            raise HostUnreachable("\n    ".join(lines))
         return ordered
 
 

@@ -170,11 +170,12 @@ def test_a_folder_that_is_not_there(stage: Stage, host: Host) -> None:
         (["python", "-c", "print()"], "", ""),
         (["python", "-"], "", ""),
         (["sh", "no.sh"], "", ""),
-        (["python", "-uW", "ignore", "no.py"], "", "it has no file {}/no.py; copy it to this path on every host, keep"),
-        (["python3.11", "/no/such.py"], "", "it has no file /no/such.py; copy it to this path on every host, keep it"),
-        (["./no.sh"], "", "it has no file {}/no.sh; copy it"),
+        (["python", "-uW", "ignore", "no.py"], "", "no file {}/no.py there; copy it to this path on every host, keep"),
+        (["python3.11", "/no/such.py"], "", "no file /no/such.py there; copy it to this path on every host, keep it"),
+        (["./no.sh"], "", "no file {}/no.sh there; copy it"),
+        (["./train.txt"], "", "{}/train.txt is not executable there; chmod +x it, or name its interpreter first"),
         (["no-tool"], "", "'no-tool' is not in the PATH there; give a path to it"),
-        (["true"], "/no/such", "it has no folder /no/such; a program runs in the same folder on every host: make it"),
+        (["true"], "/no/such", "no folder /no/such there; a program runs in the same folder on every host: make it"),
     ],
 )
 def test_files_of_a_program_that_are_missing_are_named(
@@ -183,6 +184,7 @@ def test_files_of_a_program_that_are_missing_are_named(
     for name in ("train.py", "run.sh", "bin/tool", "bin/python", "bin/python3.11"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch(mode=0o700)
+    (tmp_path / "train.txt").touch(mode=0o600)
     about = {"argv": argv, "folder": folder or str(tmp_path), "path": f"bin:{os.environ['PATH']}"}
     answers: list[dict[str, object]] = []
     host.run_task("program", about, answers.append)

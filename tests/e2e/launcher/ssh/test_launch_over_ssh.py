@@ -284,9 +284,8 @@ def test_a_key_that_is_refused_is_told_in_the_words_of_ssh(launches: Launches, t
 
 def test_a_program_that_a_host_lacks_is_named_before_anything_starts(launches: Launches, tmp_path: Path) -> None:
     done = launches.run("--chdir", str(tmp_path), "--", "python", "mean.py")
-    what = f"it has no file {tmp_path}/mean.py; copy it to this path on every host, "
-    lines = told(done.stderr).splitlines()
-    assert [line.partition("keep it")[0] for line in lines] == [f"collectived: a: {what}", f"    b: {what}"]
+    what = f"collectived: a, b: no file {tmp_path}/mean.py there; copy it to this path on every host, "
+    assert [line.partition("keep it")[0] for line in told(done.stderr).splitlines()] == [what]
     assert done.returncode == 3 and len(done.stdout.splitlines()) == 1
 
 
