@@ -6,7 +6,7 @@ import contextlib
 import sys
 from dataclasses import replace
 from datetime import timedelta
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
@@ -16,7 +16,7 @@ from collectived.arguments import check_integer
 from collectived.calls.buffers import ArenaAddress
 from collectived.calls.call import Call
 from collectived.calls.channel import NOT_REPEATED
-from collectived.calls.local_failure import classify_failure
+from collectived.calls.local_failure import classify_failure, is_refusal
 from collectived.calls.prepare import (
     ANY_VALUE,
     CrossDeviceTerms,
@@ -32,12 +32,8 @@ from collectived.calls.unobserved_errors import UnobservedErrors, is_consequence
 from collectived.collectives import Collectives
 from collectived.connection.join_request import JoinRequest, make_rejoin_request, make_split_request
 from collectived.errors import (
-    CancelledError,
     DeadlineExceededError,
     FailedPreconditionError,
-    PermissionDeniedError,
-    UnauthenticatedError,
-    UnimplementedError,
 )
 from collectived.session_hooks import JoinedRank, SessionHooks
 from collectived.work import Work
@@ -51,15 +47,6 @@ _STAGING_TIMEOUT = 30.0  # seconds in which a worker makes room for a value
 
 
 _TOLD = (CollectiveError, TypeError, ValueError)  # a verdict, or why the caller's `out` cannot take the result
-_REFUSALS = (  # say that nothing was submitted, so that this rank is where it was; NotFoundError does not
-    TypeError,
-    ValueError,
-    CancelledError,
-    FailedPreconditionError,
-    PermissionDeniedError,
-    UnauthenticatedError,
-    UnimplementedError,
-)
 
 
 class _CallTerms(NamedTuple):
@@ -286,41 +273,52 @@ class Group(Collectives):
         if self._unusable_reason:
             raise FailedPreconditionError(self._unusable_reason)
         frame = None
-        told: tuple[type[Exception], ...] = ()  # errors that leave this rank where the others are; once it has ended
         if not (async_op or options or hints or special):
+            repeat = self._channel.repeat  # called where it stands it would be looked for in the class first
             try:
                 frame = sys._getframe(2)
             except ValueError:  # a thread that does nothing but this call
                 frame = None
             try:
-                result = self._channel.repeat(operation, value, out, frame)
+                result = repeat(operation, value, out, frame)
+                call = None
                 if type(result) is tuple and frame is not None:
                     call = self._channel.resume(result, operation, value, out, frame)
-                    told = _TOLD
-                    return self._channel.take_result(call, call.prepared.site)
-                if result is not NOT_REPEATED:
-                    return result
-            except told:
-                raise
             except BaseException as error:
                 self._channel.abort_by_error(error)
                 raise
-        line = call_site.name_frame(call_site.find_caller(2))
-        merged = self._options(options, hints)
+            if call is not None:
+                return self._take_resumed(call)
+            if result is not NOT_REPEATED:
+                return result
+        merged, line = self._options(options, hints), call_site.name_frame(call_site.find_caller(2))
         deadline = Deadline.after(merged.timeout_seconds) if merged.timeout_seconds else None
-        terms = _CallTerms(operation, merged, line, deadline, async_op, special)
+        return self._start_anew(_CallTerms(operation, merged, line, deadline, async_op, special), value, out, frame)
+
+    def _take_resumed(self, call: Call) -> Any:
+        try:
+            return self._channel.take_result(call, call.prepared.site)
+        except _TOLD:  # this rank is where the others are
+            raise
+        except BaseException as error:
+            self._channel.abort_by_error(error)
+            raise
+
+    def _start_anew(self, terms: _CallTerms, value: Any, out: Any, frame: FrameType | None) -> Any:
+        """Start a call that the native core cannot repeat. `frame` is its caller's where it may be repeated later."""
+        told: tuple[type[Exception], ...] = ()  # errors that leave this rank where the others are; once it has ended
         route = self._channel
         calls: list[Call] = []  # as they are made
         try:
             work = self._submit_value(terms, value, out, calls)
-            if async_op:
+            if terms.async_op:
                 return self._raise_if_not_started(work or Work(calls, route, self._unobserved_errors), calls[0])
             for call in calls:
                 route.wait(call)
             if work is None and frame is not None and calls[0].verdict is None and may_be_repeated(value):
-                route.remember(calls[0], operation, value, frame)
+                route.remember(calls[0], terms.operation, value, frame)
             told = _TOLD
-            return route.take_result(calls[0], line) if work is None else work.result()
+            return route.take_result(calls[0], terms.site) if work is None else work.result()
         except told:
             raise
         except BaseException as error:
@@ -375,7 +373,7 @@ class Group(Collectives):
         if isinstance(error, KeyboardInterrupt):
             route.on_interrupt()
             return None
-        if isinstance(error, _REFUSALS) and all(call.instance < 0 for call in calls):
+        if is_refusal(error) and all(call.instance < 0 for call in calls):
             return None
         what = f"{terms.operation} of group {self.name!r} ({terms.site})"
         if not isinstance(error, Exception):  # such as SystemExit, which a handler of a signal may raise

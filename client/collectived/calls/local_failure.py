@@ -10,15 +10,36 @@ from collections.abc import Iterator
 from collectived_proto.cause import Cause
 from collectived_proto.errors import (
     CODE_BY_CAUSE,
+    CancelledError,
     CollectiveError,
     DeadlineExceededError,
+    FailedPreconditionError,
     InternalError,
+    PermissionDeniedError,
     ResourceExhaustedError,
+    UnauthenticatedError,
+    UnimplementedError,
     error_class,
 )
 
 if sys.platform != "win32":
     import resource
+
+
+_REFUSALS = (  # NotFoundError does not say that
+    TypeError,
+    ValueError,
+    CancelledError,
+    FailedPreconditionError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnimplementedError,
+)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether an error says that nothing was submitted, so that this rank is where it was."""
+    return isinstance(error, _REFUSALS)
 
 
 def classify_failure(error: Exception) -> tuple[Cause, str]:
