@@ -18,6 +18,7 @@ from benchmarks import conditions, goals, schedule, tables
 from benchmarks.cases import ALL, ALL_REDUCE, Case, parse
 from benchmarks.contestants import ALL as CONTESTANTS
 from benchmarks.contestants import KEYS
+from benchmarks.distance import Distance
 from benchmarks.measure import run
 from benchmarks.page import write
 from benchmarks.peers import ORDINARY
@@ -36,11 +37,13 @@ def main() -> int:
     chosen = [contestant for contestant in CONTESTANTS if contestant.key in options.only]
     begin = time.monotonic()
     runs: list[Run] = []
-    for index in range(options.runs):
-        say(f"run {index + 1} of {options.runs}")
-        runs.append(run(chosen, options.ranks, cases, schedule.QUICK if options.quick else schedule.USUAL, say))
+    pace = schedule.QUICK if options.quick else schedule.USUAL
+    with Distance() as distance:
+        for index in range(options.runs):
+            say(f"run {index + 1} of {options.runs}")
+            runs.append(run(chosen, options.ranks, cases, pace, distance, say))
     say(f"{options.runs} runs took {(time.monotonic() - begin) / 60:.1f} minutes")
-    text = report(runs, options.ranks, cases)
+    text = report(runs, options.ranks, cases, is_distance_measured=distance.is_measured)
     print(text)
     if options.json:
         options.json.write_text(json.dumps([as_json(one) for one in runs], indent=1))
@@ -49,14 +52,19 @@ def main() -> int:
     return 1 if any(one.wrong for one in runs) else 0
 
 
-def report(runs: list[Run], ranks: list[int], cases: tuple[Case, ...]) -> str:
-    """The text that is printed, and written into the page."""
+def report(runs: list[Run], ranks: list[int], cases: tuple[Case, ...], *, is_distance_measured: bool) -> str:
+    """Make what is printed, and written into the page.
+
+    Args:
+        is_distance_measured: that of the processors from each other.
+    """
     versions = {name: version for one in runs for name, version in one.versions.items()}
     skipped = {name: why for one in runs for name, why in one.skipped.items()}
     seconds = tables.together([one.seconds for one in runs])
     parts = [f"{conditions.shown(versions)} {len(runs)} run{'s' * (len(runs) > 1)}; medians of the runs."]
-    turns, apart = sum(one.turns for one in runs), sum(one.apart for one in runs)
-    parts.append(f"In {apart} of {turns} turns the processors were not near each other.")
+    if is_distance_measured:
+        turns, apart = sum(one.turns for one in runs), sum(one.apart for one in runs)
+        parts.append(f"In {apart} of {turns} turns the processors were not near each other.")
     parts += [f"Not measured: {name}: {why}" for name, why in skipped.items()]
     parts += [
         f"**Wrong results**: {cell.name}, {cell.ranks} ranks, {cell.case}, {count} numbers"
@@ -82,6 +90,8 @@ def as_json(one: Run) -> dict[str, object]:
         "seconds": [{**asdict(cell), "seconds": value} for cell, value in one.seconds.items()],
         "wrong": [{**asdict(cell), "numbers": count} for cell, count in one.wrong.items()],
         "skipped": one.skipped,
+        "turns": one.turns,
+        "apart": one.apart,
         "versions": one.versions,
     }
 

@@ -17,7 +17,7 @@ from benchmarks.schedule import Pace, round_robin, slowest
 Say = Callable[[str], None]
 
 _ATTEMPTS = 4
-"""Turns of which the first one counts in which the processors were near each other from begin to end."""
+"""Turns that are tried until the processors are near each other before and after one."""
 
 
 @dataclass
@@ -25,15 +25,23 @@ class _Entry:
     crew: Crew
     cell: Cell
     variant: str
+    turns: int = 0
     calls: int = 0
     times: list[float] = field(default_factory=list)
 
 
-def run(contestants: Iterable[Contestant], ranks: Sequence[int], cases: Sequence[Case], pace: Pace, say: Say) -> Run:
+def run(
+    contestants: Iterable[Contestant],
+    ranks: Sequence[int],
+    cases: Sequence[Case],
+    pace: Pace,
+    distance: Distance,
+    say: Say,
+) -> Run:
+    """Measure once, in turns with the processors near each other by `distance`, where that can be had."""
     result = Run()
     for number in ranks:
         with contextlib.ExitStack() as stack:
-            distance = stack.enter_context(Distance())
             crews = []
             for contestant in contestants:
                 try:
@@ -61,15 +69,15 @@ def _measure(crews: list[Crew], ranks: int, case: Case, pace: Pace, distance: Di
         if entry not in entries:
             continue
         try:
-            _turn(entry, case, 0, 3, 2, result)
-            entry.calls = pace.calls(statistics.median(_turn(entry, case, 1, 3, 1, result)))
+            _turn(entry, case, 3, 2, result)
+            entry.calls = pace.calls(statistics.median(_turn(entry, case, 3, 1, result)))
         except Failed as failure:
             _give_up(crews, entries, entry, result, str(failure), say)
-    for number, entry in list(round_robin(entries, pace.rounds)):
+    for _, entry in list(round_robin(entries, pace.rounds)):
         if entry not in entries:
             continue
         try:
-            entry.times += _near_turn(entry, case, number + 2, pace, distance, result)
+            entry.times += _near_turn(entry, case, pace, distance, result)
         except Failed as failure:
             _give_up(crews, entries, entry, result, str(failure), say)
     for entry in entries:
@@ -83,21 +91,22 @@ def _measure(crews: list[Crew], ranks: int, case: Case, pace: Pace, distance: Di
     say(f"{ranks} ranks, {case}, microseconds: {shown}")
 
 
-def _near_turn(entry: _Entry, case: Case, number: int, pace: Pace, distance: Distance, result: Run) -> list[float]:
-    """A turn while the processors are near each other; the last attempt counts wherever they are, and is counted."""
+def _near_turn(entry: _Entry, case: Case, pace: Pace, distance: Distance, result: Run) -> list[float]:
+    """A turn with the processors near each other before and after it; where that fails each time, the last turn."""
     result.turns += 1
     for _ in range(_ATTEMPTS):
-        distance.wait()
-        times = _turn(entry, case, number, entry.calls, pace.warmup(entry.calls), result)
-        if distance.is_near():
+        began_near = distance.wait()
+        times = _turn(entry, case, entry.calls, pace.warmup(entry.calls), result)
+        if distance.is_near() and began_near:
             return times
     result.apart += 1
     return times
 
 
-def _turn(entry: _Entry, case: Case, number: int, calls: int, warmup: int, result: Run) -> list[float]:
+def _turn(entry: _Entry, case: Case, calls: int, warmup: int, result: Run) -> list[float]:
     order = {"do": "turn", "case": str(case), "variant": entry.variant}
-    answers = entry.crew.ask(**order, turn=number, calls=calls, warmup=warmup)
+    answers = entry.crew.ask(**order, turn=entry.turns, calls=calls, warmup=warmup)
+    entry.turns += 1  # which gives each its own numbers
     if wrong := sum(answer["wrong"] for answer in answers):
         result.wrong[entry.cell] = result.wrong.get(entry.cell, 0) + wrong
     return slowest([answer["times"] for answer in answers])

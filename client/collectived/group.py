@@ -274,7 +274,7 @@ class Group(Collectives):
             raise FailedPreconditionError(self._unusable_reason)
         frame = None
         if not (async_op or options or hints or special):
-            repeat = self._channel.repeat  # called where it stands it would be looked for in the class first
+            repeat = self._channel.repeat  # in a call of it Python would look for a method of the class first
             try:
                 frame = sys._getframe(2)
             except ValueError:  # a thread that does nothing but this call

@@ -54,7 +54,7 @@ def _remember(make: Maker) -> Maker:
     return cast(Maker, find)
 
 
-_by_name: dict[str, AllReduce] = {}  # names in any case: some hundreds at most
+_by_name: dict[str, AllReduce] = {}  # the usual way to give it; names in any case are some hundreds at most
 
 
 def all_reduce(reduce_op: Op) -> AllReduce:

@@ -26,7 +26,7 @@ if sys.platform != "win32":
     import resource
 
 
-_REFUSALS = (  # NotFoundError does not say that
+_REFUSALS = (  # NotFoundError is none: it may come after the submission
     TypeError,
     ValueError,
     CancelledError,
@@ -38,7 +38,7 @@ _REFUSALS = (  # NotFoundError does not say that
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether an error says that nothing was submitted, so that this rank is where it was."""
+    """Whether an error is of a class that refuses a call. If the call has no number yet, nothing was submitted."""
     return isinstance(error, _REFUSALS)
 
 

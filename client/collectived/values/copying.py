@@ -13,7 +13,7 @@ from collectived.values.new_arrays import make_array
 STREAMED_BYTES = 8 << 20
 """From here on a copy goes past the caches: there is no room in them for all that the ranks of a host copy at once.
 
-A new array is better copied through them: the kernel has just filled its pages with zeros, which are there yet.
+A copy into a new array goes through them: the kernel may just have filled its pages with zeros, which are there yet.
 """
 
 _NATIVE_BYTES = 32 << 10

@@ -53,6 +53,7 @@ int is_over(const struct held *h) {
 }
 
 void reap(Engine *e) {
+    Job *over = NULL;
     for (Job **link = &e->in_flight; *link;) {
         Job *job = *link;
         if (!is_over(job->held) || job->held->job.notify) {
@@ -60,6 +61,11 @@ void reap(Engine *e) {
             continue;
         }
         *link = job->next, job->in_flight = 0;
+        job->next = over, over = job;
+    }
+    while (over) { /* finalizers of arrays run Python here, and other threads may change the list of those in flight */
+        Job *job = over;
+        over = job->next;
         let_go(job->held);
         Py_DecRef((PyObject *)job);
     }

@@ -137,7 +137,8 @@ static struct form *find_form(const struct run *run, const Engine *e) {
     return NULL;
 }
 
-/* Goes on with what has come, if the like has come before; whether it does. Else its caller has to find out what it is. */
+/* Goes on with what has come, if the like has come before: 1, or 0: its caller has to find out what it is, or -1 with an
+   error set, such as that of a signal's handler. */
 static int describe(struct run *run, Engine *e) {
     struct held *h = run->held;
     struct form *form = run->again->bundle ? NULL : find_form(run, e);
@@ -146,6 +147,7 @@ static int describe(struct run *run, Engine *e) {
     while (h->taken) PyBuffer_Release(&h->views[--h->taken]);
     run->form = form;
     if (take_result(run, form) <= 0) {
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception)) return -1;
         PyErr_Clear(); /* the long way says why */
         return 0;
     }
@@ -210,8 +212,10 @@ static enum outcome carry(struct run *run, PyObject **result) {
         return found < 0 ? FAILED_WITH_ERROR : REFUSED;
     }
     engine_submit(e->engine, &run->held->job);
+    int described = 1;
     do found = see_through(e, run->held, bytes_moved(run->held), &raised);
-    while (found == DESCRIBE && !raised && is_attached(e) && describe(run, e));
+    while (found == DESCRIBE && !raised && is_attached(e) && (described = describe(run, e)) > 0);
+    raised |= described < 0;
     if (!is_attached(e)) found = atomic_load(&run->held->job.state);
     PyObject *job = settle(e, run->held, found, raised);
     if (!job) return FAILED_WITH_ERROR;

@@ -59,7 +59,7 @@ struct repeat {
 typedef struct {
     PyObject head;
     PyObject *array_type, *make_array, *make_large_array, *any_value, *absent, *standing, *numbers;
-    u64 large_bytes;                         /* of an array, from which on the other makes it */
+    u64 large_bytes;                         /* results of so many bytes or more come from make_large_array */
     PyObject *kinds[MOST_KINDS];             /* of values: no attribute of others is looked up */
     PyCodeObject *own_codes[OWN_CODES];      /* functions of this library between a collective and its caller, by address */
     int kinds_known, own_codes_known, count;

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -90,32 +93,63 @@ def test_no_more_is_kept_than_the_limit(memory: ArrayMemory) -> None:
     assert sum(int(array[0]) for array in again) == 2  # the others are new
 
 
+@pytest.mark.parametrize("size", [SIZE, 3 * SIZE], ids=["within the limit", "above the limit"])
+def test_memory_beyond_the_limit_goes_back_at_once(memory: ArrayMemory, size: int) -> None:
+    arrays = [memory.make_array((size,), BYTES) for _ in range(4)]
+    kept = [weakref.ref(array.base.memory) for array in arrays]  # type: ignore[union-attr]
+    arrays.clear()
+    assert sum(one() is not None for one in kept) == (2 if size == SIZE else 0)
+
+
+def test_an_array_is_made_where_another_call_has_the_lock(memory: ArrayMemory) -> None:
+    """As a handler of a signal, or a finalizer, in the middle of that call."""
+    with memory._lock:
+        first = memory.make_array((SIZE,), BYTES)
+        where = address(first)
+        del first
+        second = memory.make_array((SIZE,), BYTES)
+    assert address(memory.make_array((SIZE,), BYTES)) == where
+    assert address(second) != where
+
+
 def test_threads_never_share_memory(memory: ArrayMemory) -> None:
     wrong = []
+    interval = sys.getswitchinterval()
 
     def work(mark: int) -> None:
-        for _ in range(200):
+        for _ in range(300):
             array = memory.make_array((SIZE,), BYTES)
             array[:: SIZE // 4] = mark
             if (array[:: SIZE // 4] != mark).any():
                 wrong.append(mark)
 
     threads = [threading.Thread(target=work, args=(mark,)) for mark in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        sys.setswitchinterval(1e-6)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert not wrong
 
 
-def test_a_forked_child_makes_arrays_though_a_thread_held_the_lock() -> None:
-    """Only the arrays of the library's own memory: that is what a fork looks after."""
+def test_a_forked_child_keeps_memory_though_a_thread_held_the_lock() -> None:
     from collectived.values import new_arrays
+
+    def takes_memory_again() -> bool:
+        where = address(make_array((MIN_KEPT_BYTES,), BYTES))
+        return address(make_array((MIN_KEPT_BYTES,), BYTES)) == where
 
     with new_arrays._memory._lock:
         child = os.fork()
         if child == 0:
-            os._exit(0 if len(make_array((MIN_KEPT_BYTES,), BYTES)) == MIN_KEPT_BYTES else 1)
+            status = 1
+            try:
+                status = 0 if takes_memory_again() else 2
+            finally:
+                os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -124,6 +158,9 @@ def test_small_arrays_are_those_of_numpy() -> None:
     assert make_array((MIN_KEPT_BYTES,), BYTES).base is not None
 
 
-def test_memory_that_the_system_has_not_is_a_memory_error(memory: ArrayMemory) -> None:
-    with pytest.raises(MemoryError, match=f"no memory for an array of {1 << 60} bytes"):
-        memory.make_array((1 << 60,), BYTES)
+@pytest.mark.parametrize("nbytes", [1 << 60, (1 << 63) - 1, 1 << 63], ids=["2**60", "2**63 - 1", "2**63"])
+def test_what_there_is_no_memory_for_is_refused_as_numpy_does(memory: ArrayMemory, nbytes: int) -> None:
+    with pytest.raises((MemoryError, ValueError)) as of_numpy:
+        np.empty((nbytes,), BYTES)
+    with pytest.raises(of_numpy.type, match=re.escape(str(of_numpy.value))):
+        memory.make_array((nbytes,), BYTES)
