@@ -58,11 +58,12 @@ def read_prose(path: Path) -> list[Text]:
 def riddles(package: str) -> list[str]:
     """The texts of a folder that have a riddle, each with its file and line."""
     return [
-        f"{path.relative_to(ROOT)}:{line}: {found[0]!r} in {text[:200]!r}"
+        f"{path.relative_to(ROOT)}:{line}: {found!r} in {text[:200]!r}"
         for path in READ
         if path.is_relative_to(ROOT / package)
         for line, text in read_prose(path)
-        if (found := RIDDLES.search(text)) and (package, found[0].lower()) != ("benchmarks", "ours")  # beside peers
+        for found in RIDDLES.findall(text)
+        if (package, found.lower()) != ("benchmarks", "ours")  # beside peers
     ]
 
 

@@ -40,6 +40,7 @@ _COPY_HINT = (
     "copy it to this path on every host, keep it in a folder that all hosts share, or name it relative to "
     "--chdir FOLDER"
 )
+_INTERPRETER_HINT = "install it there, or name an interpreter that every host has: -- python3 train.py"
 _EXECUTABLE_HINT = "chmod +x it, or name its interpreter first: -- python train.py"
 _DISCARD_PORT = 9  # a port: nothing is ever sent to it, but the kernel chooses a route
 
@@ -185,7 +186,7 @@ def check_program_files(argv: Sequence[str], folder: str, path: str) -> None:
         raise LookupError(f"no folder {folder} there; {FOLDER_HINT}")
     program = os.path.join(folder, argv[0])
     if os.path.dirname(argv[0]):
-        _check_file(program)
+        _check_file(program, _INTERPRETER_HINT if _is_python(program) else _COPY_HINT)
         if not os.access(program, os.X_OK):
             raise LookupError(f"{os.path.normpath(program)} is not executable there; {_EXECUTABLE_HINT}")
     else:  # a relative entry of PATH begins where the program runs
@@ -193,17 +194,22 @@ def check_program_files(argv: Sequence[str], folder: str, path: str) -> None:
         if not shutil.which(argv[0], path=places):
             raise LookupError(f"{argv[0]!r} is not in the PATH there; {PROGRAM_HINT}")
     if script := find_python_script(argv):
-        _check_file(os.path.join(folder, script))
+        _check_file(os.path.join(folder, script), _COPY_HINT)
 
 
-def _check_file(path: str) -> None:
+def _check_file(path: str, hint: str) -> None:
     if not os.path.exists(path):
-        raise LookupError(f"no file {os.path.normpath(path)} there; {_COPY_HINT}")
+        raise LookupError(f"no file {os.path.normpath(path)} there; {hint}")
+
+
+def _is_python(program: str) -> bool:
+    """Whether a program is an interpreter of Python, by its name."""
+    return re.fullmatch(r"(?:python|pypy)[\d.]*", os.path.basename(program)) is not None
 
 
 def find_python_script(argv: Sequence[str]) -> str:
-    """The file that an interpreter of Python is to run; '' for another program, and where the options name no file."""
-    if not re.fullmatch(r"(?:python|pypy)[\d.]*", os.path.basename(argv[0])):
+    """The file that an interpreter of Python is to run; '' for another program, and where the options leave it open."""
+    if not _is_python(argv[0]):
         return ""
     words = iter(argv[1:])
     for word in words:
@@ -211,8 +217,8 @@ def find_python_script(argv: Sequence[str]) -> str:
             next(words, None)  # its value
         elif not word.startswith("-"):
             return word
-        elif word == "-" or re.match(r"-[A-Za-z]*[cm]", word):
-            return ""
+        elif word == "-" or word.startswith("--") or re.match(r"-[A-Za-z]*[cm]", word):
+            return ""  # other long options may have a value, too
     return ""
 
 

@@ -69,7 +69,7 @@ class Preflight:
         return HostAddresses(addresses, int(ports[first]["port"]))
 
     def check_program(self, hosts: Sequence[Host], argv: Sequence[str], folder: str, path: str) -> bool:
-        """Whether there was time for each of the hosts to find the files of the program that it is to run.
+        """Check that every host has the files of the program that it is to run. Return False if a signal came first.
 
         Args:
             folder: where the program runs.

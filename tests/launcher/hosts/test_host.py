@@ -170,6 +170,12 @@ def test_a_folder_that_is_not_there(stage: Stage, host: Host) -> None:
         (["python", "-c", "print()"], "", ""),
         (["python", "-"], "", ""),
         (["sh", "no.sh"], "", ""),
+        (["python", "--jit", "off", "no.py"], "", ""),
+        (
+            ["./python3", "train.py"],
+            "",
+            "no file {}/python3 there; install it there, or name an interpreter that every",
+        ),
         (["python", "-uW", "ignore", "no.py"], "", "no file {}/no.py there; copy it to this path on every host, keep"),
         (["python3.11", "/no/such.py"], "", "no file /no/such.py there; copy it to this path on every host, keep it"),
         (["./no.sh"], "", "no file {}/no.sh there; copy it"),
