@@ -23,7 +23,7 @@ from collectived.calls.timeout import MAX_REASON_LENGTH
 from collectived.connection.rpc import WorkerClient
 from collectived.connection.rpc_thread import RpcThread
 from collectived.errors import CollectiveError
-from collectived.grpc_alone.heap import BlockPool, HeapStaging
+from collectived.grpc_alone.heap import HeapStaging
 from collectived.grpc_alone.submission import FixedLayoutResult, IncomingResult, Submission, VariableLayoutResult
 from collectived_proto import codec
 from collectived_proto.cause import Cause
@@ -63,7 +63,6 @@ class GrpcChannel(RankChannel):
         self._session = session
         self._leader_follower = _FollowersOnly(self.mutex)
         self._collectives: dict[int, common_pb2.Collective] = {}  # by the worker's number
-        self._blocks = BlockPool()
         self._latest_abort: RpcThread | None = None
 
     def describe(self, collective: Collective, deadline: Deadline | None) -> Description:
@@ -107,7 +106,7 @@ class GrpcChannel(RankChannel):
         staging: HeapStaging | None = call.staging
         elsewhere = described.HasField("broadcast") and described.broadcast.root != self.rank_state.rank
         incoming = (FixedLayoutResult if call.prepared.result_spec is None else VariableLayoutResult)(
-            call.prepared, described, self._blocks.acquire
+            call.prepared, described
         )
         return Submission(
             self._rpc.submit,
@@ -279,9 +278,4 @@ class GrpcChannel(RankChannel):
         with self.mutex:
             self._is_lost = True
             self._give_up_all(self.rank_state.on_group_left())
-            self._blocks.clear()
         self.callbacks.dispatch()
-
-    def invalidate_after_fork(self, why: str) -> None:
-        super().invalidate_after_fork(why)
-        self._blocks.clear()

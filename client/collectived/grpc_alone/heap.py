@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +11,9 @@ from numpy.typing import NDArray
 
 from collectived.calls.buffers import ArenaAddress, Backing, Stageable
 from collectived.values.leaves import Array
+from collectived.values.new_arrays import make_array
 
 MAX_SPARE_BYTES = 256 << 20  # the most staging that is kept for later calls
-_MAX_FREE_BLOCKS = 4  # blocks of results that are kept for later ones
-_RATIO = 4  # a result takes no block that is larger than this many times what it needs
-_SMALL = 4096
 
 Bytes = NDArray[np.uint8]
 
@@ -33,7 +30,7 @@ class HeapStaging:
     def __init__(self, prepared: Stageable) -> None:
         self.size = prepared.layout.staging_bytes
         self.address: tuple[ArenaAddress, ...] = ((0, 0),)
-        memory = np.empty(max(1, self.size), np.uint8)
+        memory: Bytes = make_array((max(1, self.size),), np.dtype(np.uint8))
         self.views: list[Array] = [
             np.ndarray(shape, dtype, memory, offset) for offset, dtype, shape in prepared.staging_locations
         ]
@@ -99,43 +96,15 @@ class Heap:
 
 
 class Block:
-    """Memory for a result, a `buffers.ResultBuffer`; given back when collected."""
+    """Memory for a result, a `buffers.ResultBuffer`."""
 
-    __slots__ = ("_free_queue", "memory", "offset", "views")
+    __slots__ = ("memory", "offset", "views")
 
-    def __init__(self, memory: Bytes, returned: deque[Bytes]) -> None:
-        self.memory = memory
+    def __init__(self, nbytes: int) -> None:
+        self.memory: Bytes = make_array((max(1, nbytes),), np.dtype(np.uint8))
         self.offset = 0
         self.views: dict[tuple[int, int], list[Array]] = {}
-        self._free_queue = returned
-
-    def __del__(self) -> None:
-        self._free_queue.append(self.memory)
 
     def acquire_backing(self, nbytes: int) -> Backing | None:
         """Nothing is shared here: results are copied from it."""
         return None
-
-
-class BlockPool:
-    """Memory for results, used again and again; its owner has a lock."""
-
-    def __init__(self) -> None:
-        self._free: list[Bytes] = []
-        self._free_queue: deque[Bytes] = deque()
-
-    def acquire(self, nbytes: int) -> Block:
-        """A block of at least that size."""
-        while self._free_queue:
-            self._free.append(self._free_queue.popleft())
-        del self._free[:-_MAX_FREE_BLOCKS]
-        fitting = [free for free in self._free if nbytes <= free.nbytes <= max(_RATIO * nbytes, _SMALL)]
-        if not fitting:
-            return Block(np.empty(max(nbytes, _SMALL), np.uint8), self._free_queue)
-        memory = min(fitting, key=lambda free: free.nbytes)
-        self._free = [free for free in self._free if free is not memory]
-        return Block(memory, self._free_queue)
-
-    def clear(self) -> None:
-        self._free.clear()
-        self._free_queue.clear()

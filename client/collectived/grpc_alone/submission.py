@@ -28,7 +28,6 @@ _MAX_JOINED_LEAVES = 1024  # leaves joined in one
 _ALIGNMENT = 64
 
 Bytes = NDArray[np.uint8]
-AllocateBlock = Callable[[int], Block]  # makes a block of at least so many bytes
 
 
 class Submission:
@@ -108,12 +107,11 @@ class IncomingResult(ABC):
         has_begun: whether anything has come, if only that nothing will.
     """
 
-    def __init__(self, prepared: PreparedCall, described: common_pb2.Collective, take: AllocateBlock) -> None:
+    def __init__(self, prepared: PreparedCall, described: common_pb2.Collective) -> None:
         self.block: Block | None = None
         self.has_begun = False
         self._prepared = prepared
         self._collective = described
-        self._allocate = take
         self._current_result: worker_pb2.SubmitResult | None = None  # whose leaves are coming
         self._pending_leaves: deque[Bytes] = deque()  # those that have not come in full
         self._filled = 0  # bytes of the first of them
@@ -180,7 +178,7 @@ class FixedLayoutResult(IncomingResult):
         if index >= len(layout.places):
             raise ValueError(f"leaf {index} of {len(layout.places)}")
         if self.block is None:
-            self.block = self._allocate(layout.result_bytes)
+            self.block = Block(layout.result_bytes)
         place = layout.places[index]
         pack = layout.packs[place.pack]
         start = pack.result_offset + place.offset * pack.result_dtype.itemsize
@@ -196,8 +194,8 @@ class FixedLayoutResult(IncomingResult):
 class VariableLayoutResult(IncomingResult):
     """A result whose layout was not known: behind an outline, which is written when all of it has come."""
 
-    def __init__(self, prepared: PreparedCall, described: common_pb2.Collective, take: AllocateBlock) -> None:
-        super().__init__(prepared, described, take)
+    def __init__(self, prepared: PreparedCall, described: common_pb2.Collective) -> None:
+        super().__init__(prepared, described)
         self._leaves: dict[int, tuple[common_pb2.Leaf, Bytes]] = {}
         self._packs: list[int] = []
 
@@ -227,7 +225,7 @@ class VariableLayoutResult(IncomingResult):
         for index, (_, memory) in enumerate(leaves):
             pieces[index] = ((at, pieces[index][0][1]),)
             at += _aligned(len(memory))
-        self.block = self._allocate(at)
+        self.block = Block(at)
         head = ResultHeader(at, tuple(pieces), description).encode()
         self.block.memory[: len(head)] = np.frombuffer(head, np.uint8)
         for ((start, _),), (_, memory) in zip(pieces, leaves, strict=True):

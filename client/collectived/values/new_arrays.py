@@ -22,7 +22,7 @@ import numpy as np
 from collectived.values.leaves import Array
 
 MIN_KEPT_BYTES = 32 << 20
-"""The memory of smaller arrays is the C library's: glibc keeps up to 32 MiB in a piece."""
+"""The memory of smaller arrays is the C library's: glibc mostly keeps pieces of up to 32 MiB."""
 
 MAX_FREE_BYTES = 256 << 20
 _HUGE_PAGE_BYTES = 2 << 20

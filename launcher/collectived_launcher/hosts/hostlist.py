@@ -31,7 +31,8 @@ def parse_hosts(text: str, clients: int) -> ClientsByHost:
     Raises:
         ValueError: that is no list of hosts.
     """
-    if joined := _join_hosts(text.split()) if any(" " in word.strip() for word in text.split(",")) else "":
+    has_spaces = any(" " in word.strip() for word in text.split(","))
+    if has_spaces and (joined := _join_hosts(text.split())):
         raise ValueError(f"--hosts {text!r}: {_COMMA_HINT}: --hosts {joined}")
     return _parse_entries(((f"--hosts {text!r}", word) for word in text.split(",")), clients)
 

@@ -161,7 +161,7 @@ class WorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Let running collectives finish, and begin no new ones, by the coordinator. The reply comes when that is done.
+        """Have the coordinator end all work in order: running collectives finish, no new ones begin. The reply comes then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
