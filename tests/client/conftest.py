@@ -32,7 +32,7 @@ from collectived_proto.deadline import Deadline
 from collectived_proto.errors import Code
 from collectived_proto.ipc import arena, messages
 from collectived_proto.ipc.free_list import FreeList
-from collectived_proto.ipc.result_header import ResultHeader
+from collectived_proto.ipc.result_header import OWN_ROWS, ResultHeader
 from collectived_proto.numpy_types import from_numpy, to_numpy
 from collectived_proto.options import CommunicationOptions
 from collectived_proto.types import (
@@ -85,6 +85,7 @@ class FarEnd:
         self.pong = True
         self.comes: Any = None  # the root's or sender's value, for calls that take what comes
         self.apart = False  # whether every rank's rows lie by themselves
+        self.leaves_own = False  # whether, where they do, those of a rank that keeps its value are left to it
         self.changed = threading.Condition()
         self.doorbell = doorbell
         self.session = session
@@ -236,8 +237,9 @@ class FarEnd:
         receives = bool(layout.packs) or collective.open
         if isinstance(operation, Send) or (isinstance(operation, (Reduce, Gather)) and operation.root != self.rank):
             receives = False
-        if not receives or ring.keeps_own:
-            packs = max(1, len(layout.packs)) if ring.keeps_own else 1
+        is_kept = ring.keeps_own and not isinstance(operation, AxisOperation)
+        if not receives or is_kept:
+            packs = max(1, len(layout.packs)) if is_kept else 1
             return [messages.Completion(ring.instance, at, at == packs - 1, False).encode() for at in range(packs)]
         if collective.open or isinstance(operation, AxisOperation):
             return self.complete_outlined(ring)
@@ -273,6 +275,12 @@ class FarEnd:
             places.append([(at + sum(part.nbytes + 64 for part in leaf[:i]), len(part)) for i, part in enumerate(leaf)])
             written += [(place[0], part) for place, part in zip(places[-1], leaf, strict=True)]
             at += sum(part.nbytes + 64 for part in leaf)
+        if self.leaves_own and ring.keeps_own:
+            first = self.rank * len(pieces[0][0]) if isinstance(collective.operation, (Scatter, AllToAll)) else 0
+            own = 0 if isinstance(collective.operation, Scatter) else self.rank
+            for place in places:
+                place[own] = OWN_ROWS + first, place[own][1]
+            written = [one for number, one in enumerate(written) if number % len(pieces[0]) != own]
         outline = ResultHeader(at, tuple(map(tuple, places)), description).encode()
         start, slot = self.take_slot(ring, at)
         memory = self.results.view()

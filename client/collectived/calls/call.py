@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
@@ -23,6 +23,7 @@ from collectived.values.new_arrays import make_array
 from collectived.values.targets import Targets, check_fits, flatten_out
 from collectived_proto.deadline import Patience
 from collectived_proto.ipc import messages
+from collectived_proto.ipc.result_header import OWN_ROWS
 from collectived_proto.types import Verdict
 
 ALL_PACKS = 1 << 30  # "wait for all packs"
@@ -58,7 +59,8 @@ class Call:
             `DeviceCall.record_input_event`.
         is_stream_ordered: whether its caller may go on in stream order, before it has ended; see
             `DeviceCall.request_stream_order`.
-        own_value: its arrays, where the result is nothing else and is taken from there; see `keep_own_value`.
+        own_value: its arrays, where the result, or rows of it, are taken from there; see `keep_own_value`.
+        unread_rows: rows of each leaf that need not be staged; None: all are.
         probe: the answer of its worker to the question whether it lives, asked before a wait for it gives up.
         source: of a receive from any rank that has ended well: the rank that sent what it brings.
         launched: the event of the worker that stands behind all of it on the device, while it is in flight.
@@ -72,7 +74,7 @@ class Call:
         "_backing", "_leaves", "_input_addresses", "_patience", "_renewals", "arrays", "has_awaiter", "callbacks",
         "complete", "is_async", "is_lent", "copy_seconds", "cutoff", "generation", "instance", "launched", "out",
         "completed_packs", "own_value", "prepared", "probe", "retired", "result_buffer", "source", "spec", "staging",
-        "_arrival", "error_sink", "parts", "takes_parts", "timeout", "verdict", "waiter", "waiting",
+        "_arrival", "error_sink", "parts", "takes_parts", "timeout", "unread_rows", "verdict", "waiter", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +94,7 @@ class Call:
         self.instance = -1
         self.completed_packs: list[int] = []
         self.own_value: list[Array] | None = None
+        self.unread_rows: Sequence[range] | None = None
         self.takes_parts = False
         self.parts: list[tuple[int, int]] = []
         self._arrival: PartwiseCopy | None = None
@@ -155,7 +158,10 @@ class Call:
         """Copy the inputs to where the worker reads them, once it has made room within so many seconds."""
         self.staging = self.prepared.memory.acquire_staging(self.prepared, patience)
         began = monotonic()
-        self.staging.fill(self.arrays)
+        if self.unread_rows is None:
+            self.staging.fill(self.arrays)
+        else:
+            self.staging.fill_without(self.arrays, self.unread_rows)
         self.arrays = []
         self.copy_seconds = monotonic() - began
 
@@ -173,11 +179,21 @@ class Call:
             check_fits(targets, escape_surrogates(nest.structure(prepared.spec)), prepared.list_result_types())
         self.out = targets
 
-    def keep_own_value(self) -> None:
-        """Ask the worker for no result, because the caller leaves its arrays alone until the call has ended."""
+    def keep_own_value(self, generation: int) -> None:
+        """Ask the worker for nothing of its own, because the caller leaves its arrays alone until the call has ended.
+
+        Args:
+            generation: the one in which it is about to start.
+        """
         targets = None if self.out is None else self.out.views
         if self._input_addresses is None and own_value.can_keep(self.prepared, self.arrays, targets):
             self.own_value = self.arrays
+            self.unread_rows = own_value.list_unread(self.prepared, generation)
+
+    @property
+    def is_own_value(self) -> bool:
+        """Whether the result is nothing but its own value, so that none comes."""
+        return self.own_value is not None and self.prepared.result_spec is None
 
     def request_parts(self, are_sound: bool) -> None:
         """Ask the worker to announce parts of the result, which are taken while a thread waits for the call.
@@ -188,7 +204,7 @@ class Call:
         prepared = self.prepared
         is_known = prepared.receives and not (prepared.accepts_any or prepared.is_p2p)
         on_host = prepared.device_area is None and not any(kind.is_device for kind in prepared.kinds)
-        is_copied = self._input_addresses is None and self.own_value is None
+        is_copied = self._input_addresses is None and not self.is_own_value
         self.takes_parts = are_sound and is_known and on_host and is_copied
 
     def take_parts(self) -> None:
@@ -214,9 +230,14 @@ class Call:
             )
             at = 0
             for start, nbytes in pieces:
-                segments.append(TargetBytes(start, memory[at : at + nbytes]))
+                if not start & OWN_ROWS:
+                    segments.append(TargetBytes(start, memory[at : at + nbytes]))
                 at += nbytes
+            self._copy_own_rows(index, target)
         return PartwiseCopy(self.result_buffer.memory, self.result_buffer.offset, segments)
+
+    def _copy_own_rows(self, index: int, target: Array) -> None:
+        """Copy to `target` those rows of a leaf of the result that are its own and do not come."""
 
     def _list_pieces(self) -> list[tuple[np.dtype[Any], tuple[int, ...], list[tuple[int, int]]]]:
         """Of each leaf of the result its dtype and shape, and where its bytes lie: from where on, and how many."""
@@ -331,7 +352,7 @@ class Call:
     def _build_leaves(self) -> list[Any]:
         kinds = self.prepared.kinds
         self._finish_arrival()
-        if self.result_buffer is None and self.own_value is None:  # a value without leaves
+        if self.result_buffer is None and not self.is_own_value:  # a value without leaves
             return []
         if self.out is not None or self._leaves:
             return [self._get_leaf(index) for index in range(len(kinds))]

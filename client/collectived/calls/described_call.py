@@ -54,7 +54,11 @@ class DescribedCall(Call):
     def attach_result(self, slot: ResultBuffer) -> None:
         super().attach_result(slot)
         if self.prepared.result_spec is not None:
-            self._described_result = DescribedResult(self.prepared.result_spec, slot)
+            self._described_result = parcel = DescribedResult(self.prepared.result_spec, slot, self.own_value)
+            if parcel.own_rows is not None:
+                self.prepared.own_rows = self.generation, parcel.own_rows
+            elif self.unread_rows is not None:
+                raise ValueError("a result without the rows that this rank has itself, as those before had them")
 
     def take_value(self) -> Any:
         prepared = self.prepared
@@ -111,6 +115,9 @@ class DescribedCall(Call):
         except ValueError:  # raised when the result is asked for
             return []
         return parcel.list_pieces()
+
+    def _copy_own_rows(self, index: int, target: Array) -> None:
+        self._require_result().copy_own_rows(index, target)
 
     def _build_leaves(self) -> list[Any]:
         self._finish_arrival()

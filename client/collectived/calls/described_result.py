@@ -6,6 +6,7 @@ See `collectived_proto.ipc.result_header`. The numbers of a header are checked a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from collectived.values import axes
 from collectived.values.copying import copy_into
 from collectived.values.leaves import Array
 from collectived.values.new_arrays import make_array
-from collectived_proto.ipc.result_header import Pieces, parse_header
+from collectived_proto.ipc.result_header import OWN_ROWS, Pieces, parse_header
 from collectived_proto.numpy_types import to_numpy
 from collectived_proto.types import Collective
 
@@ -60,12 +61,17 @@ class DescribedResult:
     Attributes:
         extent: bytes from the header's start to the slot's end.
         structure: of the value, where it describes that itself; else "".
+        own_rows: of each leaf of the rank's value, those that are in its result and do not lie in the slot; None: the
+            slot has all of it.
     """
 
-    def __init__(self, form: ResultSpec, slot: ResultBuffer) -> None:
+    def __init__(self, form: ResultSpec, slot: ResultBuffer, own_value: Sequence[Array] | None = None) -> None:
         """
+        Args:
+            own_value: of which the result may have rows, first axis first.
+
         Raises:
-            ValueError: the header is none, does not fit, or reaches beyond its slot.
+            ValueError: the header is none, does not fit, or reaches beyond its slot or that value.
         """
         outline = parse_header(memoryview(slot.memory)[slot.offset :])
         self.extent = outline.extent
@@ -83,6 +89,18 @@ class DescribedResult:
             _make_leaf_layout(dtype, shape, pieces, outline.extent, form)
             for (dtype, shape), pieces in zip(leaves, outline.leaves, strict=True)
         )
+        self._own_value = own_value
+        self.own_rows = self._find_own_rows()
+
+    def _find_own_rows(self) -> tuple[range, ...] | None:
+        own = self._own_value
+        found = []
+        for index, content in enumerate(self._leaf_layouts):
+            rows = [_list_own_rows(at, count) for at, count in content.pieces if at & OWN_ROWS]
+            if rows and (len(rows) > 1 or own is None or not _has_rows(own[index], rows[0], content)):
+                raise ValueError(f"rows of its own value in leaf {index} of a rank that has no such rows")
+            found += rows or [range(0)]
+        return tuple(found) if any(found) else None
 
     def __len__(self) -> int:
         return len(self._leaf_layouts)
@@ -105,7 +123,20 @@ class DescribedResult:
         rows = np.moveaxis(into, self._axis, 0) if self._axis else np.atleast_1d(into)
         at = 0
         for offset, count in content.pieces:
-            copy_into(rows[at : at + count], self._rows(content, offset, count, self._slot.memory, self._slot.offset))
+            if not offset & OWN_ROWS:
+                source = self._rows(content, offset, count, self._slot.memory, self._slot.offset)
+                copy_into(rows[at : at + count], source)
+            at += count
+        self.copy_own_rows(index, into)
+
+    def copy_own_rows(self, index: int, into: Array) -> None:
+        """The same for those rows alone that are not in the slot."""
+        content, at = self._leaf_layouts[index], 0
+        rows = np.moveaxis(into, self._axis, 0) if self._axis else np.atleast_1d(into)
+        for offset, count in content.pieces:
+            if offset & OWN_ROWS and self._own_value is not None:
+                own = _list_own_rows(offset, count)
+                copy_into(rows[at : at + count], np.atleast_1d(self._own_value[index])[own.start : own.stop])
             at += count
 
     def list_pieces(self) -> list[tuple[np.dtype[Any], tuple[int, ...], list[tuple[int, int]]]]:
@@ -130,6 +161,17 @@ class DescribedResult:
 
     def _rows(self, content: _LeafLayout, offset: int, count: int, memory: Any, start: int) -> Array:
         return np.ndarray((count, *content.wire_shape[1:]), content.dtype, memory, start + offset)
+
+
+def _list_own_rows(offset: int, count: int) -> range:
+    first = offset - OWN_ROWS
+    return range(first, first + count)
+
+
+def _has_rows(array: Array, rows: range, content: _LeafLayout) -> bool:
+    """Whether an array has those rows, and they are as those of a result."""
+    alike = array.dtype == content.dtype and np.atleast_1d(array).shape[1:] == content.wire_shape[1:]
+    return alike and rows.stop <= len(np.atleast_1d(array))
 
 
 def _parse_description(description: bytes) -> Collective:
@@ -168,6 +210,6 @@ def _make_leaf_layout(
     elif rows != travelling[0]:
         raise ValueError(f"{rows} rows of a leaf of {list(shape)}")
     for offset, count in pieces:
-        if offset + count * row_bytes > extent:
+        if not offset & OWN_ROWS and offset + count * row_bytes > extent:
             raise ValueError(f"{count} rows of {row_bytes} bytes at {offset} in an outline of {extent} bytes")
     return _LeafLayout(dtype, travelling, shape, pieces)

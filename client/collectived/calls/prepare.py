@@ -157,6 +157,7 @@ class PreparedCall:
         id: the worker's number for it, which `description` has too.
         collective: as this rank described it.
         segment_program: how the ranks of this host carry it out by themselves; made by their channel.
+        own_rows: in a generation, the rows of each leaf of its value that this rank itself puts into its result.
         is_native_order: whether leaves may be read where they lie (their byte order is the wire's).
         reads_in_place: whether they should be, rather than copied side by side: not where they are many and small.
         contributes: whether its value goes anywhere: else it only says what is to come.
@@ -174,7 +175,7 @@ class PreparedCall:
     __slots__ = (
         "is_cached", "reads_in_place", "needs_host_copy", "result_spec", "id", "kinds", "layout", "memory",
         "is_native_order", "op", "accepts_any", "contributes", "pack_count", "is_p2p", "receives", "result_locations",
-        "collective", "description", "device_area", "device_bytes", "segment_program", "site", "spec",
+        "collective", "description", "device_area", "device_bytes", "own_rows", "segment_program", "site", "spec",
         "staging_locations",
     )  # fmt: skip
 
@@ -203,6 +204,7 @@ class PreparedCall:
         self.layout = layout = description.layout
         self.memory = self.device_area or memory
         self.segment_program: object = None
+        self.own_rows: tuple[int, tuple[range, ...]] | None = None
         self.op = str(collective.operation)
         self.site = collective.site
         self.spec = value.spec

@@ -73,7 +73,7 @@ class Doorbell(RankChannel):
         return super().make_call(prepared, [] if omitted else arrays, located, spec)
 
     def expect_wait(self, call: Call) -> None:
-        call.keep_own_value()
+        call.keep_own_value(self.rank_state.generation)
         # Among more than two workers some may differ, and refuse the call, when parts of it have come.
         call.request_parts(are_sound=call.out is None or self._worker_count <= 2)
 

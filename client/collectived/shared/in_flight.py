@@ -114,7 +114,7 @@ class InFlightCalls:
         if done.has_result and call.result_buffer is None:
             self._attach_result(call, done)
         if prepared.pack_count and (done.is_last or not prepared.accepts_any):
-            is_elsewhere = call.output is not None or call.own_value is not None
+            is_elsewhere = call.output is not None or call.is_own_value
             if call.result_buffer is None and not is_elsewhere and prepared.receives:
                 raise messages.MalformedMessage(f"{prepared.op} without a result")
             if done.pack not in call.completed_packs:  # it may have asked once more for what was on its way

@@ -91,6 +91,12 @@ class SharedStaging:
         for view, array in zip(self.views, arrays, strict=True):
             copy_into(view, array)
 
+    def fill_without(self, arrays: Sequence[Array], unread: Sequence[range]) -> None:
+        """The same without some rows of each leaf, in whose place is what lay there before."""
+        for view, array, rows in zip(self.views, arrays, unread, strict=True):
+            for part in slice(rows.start), slice(rows.stop, None):
+                copy_into(np.atleast_1d(view)[part], np.atleast_1d(array)[part])
+
 
 _ArenaGrant = tuple[
     messages.MessageType, int, int, int

@@ -2,7 +2,8 @@
 
 An outline lies in the result slot before the data. A result leaf is its *pieces*, one after another, each some rows of
 it; pieces that follow each other in memory are written as one, so that most leaves are one piece. Rows are along the
-first axis of the leaf as it travels.
+first axis of the leaf as it travels. A rank that keeps its value takes rows of its own from there, not from the slot:
+the offset of such a piece is OWN_ROWS plus the number of the first of them.
 
     u64  bytes from the outline's start to the slot's end
     u64  bytes of the description that follows the pieces; 0: the leaves are those of the prepared collective
@@ -17,11 +18,13 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
+OWN_ROWS = 1 << 63
+
 _HEAD = struct.Struct("<3Q")
 _PIECES = struct.Struct("<Q")
 _PIECE = struct.Struct("<2Q")
 
-Pieces = tuple[tuple[int, int], ...]  # (offset in bytes from the outline's start, rows)
+Pieces = tuple[tuple[int, int], ...]  # (offset in bytes from the outline's start, or OWN_ROWS and a row; rows)
 
 
 class ResultHeader(NamedTuple):

@@ -41,6 +41,64 @@ def test_an_out_that_overlaps_the_value_otherwise_gets_the_value_as_it_was(make:
     assert not any(ring.keeps_own for ring in setting.far.rings)
 
 
+OWN = {
+    "all_gather": (lambda group, value, **more: group.all_gather(value[:3], **more), [1, 2, 3, 1, 2, 3]),
+    "gather": (lambda group, value, **more: group.gather(value[:3], **more), [1, 2, 3, 1, 2, 3]),
+    "scatter": (lambda group, value, **more: group.scatter(value, **more), [1, 2, 3]),
+    "all_to_all": (lambda group, value, **more: group.all_to_all(value, **more), [1, 2, 3, 1, 2, 3]),
+}
+VALUE = np.arange(1.0, 7.0)
+
+
+@pytest.mark.parametrize("leaves_own", [True, False])
+@pytest.mark.parametrize(("call", "expected"), OWN.values(), ids=list(OWN))
+def test_own_rows_of_a_result_need_not_come(make: Any, call: Any, expected: list[float], leaves_own: bool) -> None:
+    setting = make()
+    setting.far.apart, setting.far.leaves_own = True, leaves_own
+    for turn in range(3):  # later the rows are not staged where only this rank needs them, so the far end has old ones
+        out = np.full(len(expected), -1.0)
+        result = call(setting.group, VALUE + turn, out=out) if turn else call(setting.group, VALUE)
+        assert result.shape == (len(expected),)
+        assert result[:3].tolist() == [turn + 1, turn + 2, turn + 3]
+        assert turn or result.tolist() == expected
+    assert all(ring.keeps_own for ring in setting.far.rings)
+
+
+def test_rows_that_only_their_rank_needs_are_staged_until_the_worker_leaves_them_out(make: Any) -> None:
+    setting = make()
+    setting.far.apart = setting.far.leaves_own = True
+    staged = []
+    for turn in range(2):
+        setting.group.scatter(VALUE + 10 * turn)
+        staged.append(setting.far.given(setting.far.rings[-1], 0).tolist())
+    assert staged == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 14, 15, 16]]
+
+
+def test_a_worker_that_leaves_rows_out_only_sometimes_is_lost_and_gives_no_wrong_result(make: Any) -> None:
+    setting = make()
+    setting.far.apart = setting.far.leaves_own = True
+    calls = iter([True, False])
+
+    def gather() -> Any:
+        setting.far.leaves_own = next(calls)
+        return setting.group.gather(VALUE)
+
+    def repeat() -> None:
+        for _ in range(2):
+            gather()
+
+    with pytest.raises(cd.errors.UnavailableError, match="without the rows that this rank has itself"):
+        repeat()
+
+
+def test_an_out_of_which_the_value_is_a_part_gets_all_rows_from_the_worker(make: Any) -> None:
+    setting = make()
+    setting.far.apart = setting.far.leaves_own = True
+    out = np.arange(6.0)
+    setting.group.all_gather(out[:3], out=out)
+    assert out.tolist() == [0, 1, 2, 0, 1, 2] and not setting.far.rings[0].keeps_own
+
+
 def test_who_goes_on_before_the_end_gets_what_was_submitted(make: Any) -> None:
     setting = make()
     value = np.ones(3)

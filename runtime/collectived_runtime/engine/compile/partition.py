@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from collectived_proto.ipc.result_header import Pieces, merge_adjacent
+from collectived_proto.ipc.result_header import OWN_ROWS, Pieces, merge_adjacent
 from collectived_proto.rows import split_evenly
 from collectived_proto.types import AllGather, AllToAll, AxisOperation, Gather, ReduceScatter, Scatter
 from collectived_runtime.plan import all_to_all, ring
-from collectived_runtime.plan.moves import Span
+from collectived_runtime.plan.moves import Buffer, SendMove, Span
 from collectived_runtime.plan.spans import hull
 from collectived_runtime.plan.wide_moves import WidePlan
 
@@ -90,6 +90,35 @@ class Partition:
                     found.append(RowRange(part.rank, first + offset, last + offset, ahead + first - start))
             ahead += stop - start
         return found
+
+    def leave_own(self, rank: int) -> Partition:
+        """The same, but nothing is copied for the only local rank from its own value, where it finds that itself."""
+        copies = [copy for copy in self.local_copies if copy.stop > copy.start]
+        if rank not in self.pieces or len(copies) != 1 or not self.width:
+            return self
+        own = copies[0]
+        kept = Span(own.target, own.target + own.stop - own.start)
+        pieces: list[tuple[int, int]] = []
+        for at, rows in self.pieces[rank]:
+            first, last = max(at, kept.start), min(at + rows * self.width, kept.stop)
+            if first >= last:
+                pieces.append((at, rows))
+                continue
+            row = (own.start + first - kept.start) // self.width
+            parts = (at, first - at), (OWN_ROWS + row, last - first), (last, at + rows * self.width - last)
+            pieces += [(offset, count // self.width) for offset, count in parts if count]
+        sends_own = SendMove(0, kept, Buffer.OUTPUT)
+        plan = tuple(
+            tuple(
+                replace(move, source=Buffer.INPUT)
+                if isinstance(move, SendMove) and replace(move, peer=0) == sends_own
+                else move
+                for move in moves
+            )
+            for moves in self.plan
+        )
+        outgoing = self.outgoing if plan == self.plan else (own,)
+        return replace(self, plan=plan, local_copies=(), outgoing=outgoing, pieces={**self.pieces, rank: tuple(pieces)})
 
     @property
     def is_in_order(self) -> bool:

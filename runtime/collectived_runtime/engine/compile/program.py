@@ -176,13 +176,19 @@ class CompiledCollective:
 
 
 def compile_program(
-    collective: Collective, topology: GroupTopology, rows: Rows = (), strangers: Sequence[int] = ()
+    collective: Collective,
+    topology: GroupTopology,
+    rows: Rows = (),
+    strangers: Sequence[int] = (),
+    *,
+    leaves_own: bool = False,
 ) -> CompiledCollective:
     """Compile the program of `collective` for this worker.
 
     Args:
         rows: of all ranks, where lengths differ.
         strangers: local ranks that take what comes, and do not know what that is.
+        leaves_own: whether the only local rank takes from its own value what of its result comes from there.
 
     Raises:
         InvalidArgumentError: no rank of the group could mean this: a root outside the group, an undefined operation.
@@ -208,7 +214,7 @@ def compile_program(
         Arithmetic(reduce_op, pack.dtype, pack.result_dtype, size) if reduce_op else None for pack in carried
     )
     if isinstance(operation, AxisOperation) and packs.packs:
-        packs, tasks = _make_partition_tasks(collective, operation, topology, packs, rows)
+        packs, tasks = _make_partition_tasks(collective, operation, topology, packs, rows, leaves_own)
     else:
         first = first_leaves(packs)
         layouts = lay_out_packs(collective, topology, packs) or (None,)
@@ -267,7 +273,12 @@ def _can_run_inline(
 
 
 def _make_partition_tasks(
-    collective: Collective, operation: AxisOperation, topology: GroupTopology, packs: Layout, rows: Rows
+    collective: Collective,
+    operation: AxisOperation,
+    topology: GroupTopology,
+    packs: Layout,
+    rows: Rows,
+    leaves_own: bool,
 ) -> tuple[Layout, tuple[PackTask, ...]]:
     """One task per leaf, and the layout of what this worker receives."""
     workers = RanksByWorker(tuple(peer.ranks for peer in topology.peers), topology.place)
@@ -280,6 +291,8 @@ def _make_partition_tasks(
         index = first[number]
         leaf = collective.leaves[index]
         how = partition_leaf(operation, workers, index, leaf.shape[0], math.prod(leaf.shape[1:]), rows)
+        if leaves_own:
+            how = how.leave_own(topology.own_ranks[0])
         carried.append(replace(pack, count=how.count, result_offset=result_bytes))
         result_bytes += align_up(how.output_count * pack.result_dtype.itemsize)
         name, why = select_partition_algorithm(collective, topology, pack)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collectived_proto.codec import collective_to_proto
-from collectived_proto.ipc.result_header import Pieces, ResultHeader
+from collectived_proto.ipc.result_header import OWN_ROWS, Pieces, ResultHeader
 from collectived_proto.types import AxisOperation, Collective, Layout
 from collectived_runtime.engine.compile.partition import Partition
 from collectived_runtime.plan.packing import align_up
@@ -37,7 +37,7 @@ def encode_result_headers(
     parts: list[bytes] = []
     found: dict[int, int] = {}
     for ((leaves, told), ranks), size in zip(by_contents.items(), sizes, strict=True):
-        moved = tuple(tuple((offset + total - at, rows) for offset, rows in leaf) for leaf in leaves)
+        moved = tuple(tuple((_move(offset, total - at), rows) for offset, rows in leaf) for leaf in leaves)
         outline = ResultHeader(total - at + packs.result_bytes, moved, told)
         parts.append(outline.encode().ljust(size, bytes(1)))
         found |= dict.fromkeys(ranks, at)
@@ -58,5 +58,11 @@ def _find_pieces(
             rows = leaf.shape[0] if leaf.shape else 1
             found.append(((pack.result_offset + place.offset * itemsize, rows),))
         else:
-            found.append(tuple((pack.result_offset + at * itemsize, rows) for at, rows in how.pieces[rank]))
+            pieces = how.pieces[rank]
+            found.append(tuple((_move(at, pack.result_offset, itemsize), rows) for at, rows in pieces))
     return tuple(found)
+
+
+def _move(offset: int, by: int, unit: int = 1) -> int:
+    """An offset in those units, counted from so many bytes before. One in a rank's own value stays as it is."""
+    return offset if offset & OWN_ROWS else offset * unit + by

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from collectived_proto.types import Collective, CommunicationImplementation, unscoped_name
+from collectived_proto.types import AxisOperation, Collective, CommunicationImplementation, unscoped_name
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.compile import negotiation
 from collectived_runtime.engine.compile.program import CompiledCollective, compile_program
@@ -34,14 +34,26 @@ class ProgramCache:
     def get(self, instance: Instance) -> CompiledCollective:
         """The program of an instance of which everything is known."""
         strangers = instance.open_ranks if negotiation.can_be_open(instance.collective.operation) else ()
-        key = (instance.contract, instance.rows, strangers) if instance.rows or strangers else instance.contract
+        leaves_own = self._may_leave_own(instance)
+        known = instance.rows, strangers, leaves_own
+        key = (instance.contract, known) if any(known) else instance.contract
         program = self._programs.get(key)
         if program is None:
-            program = compile_program(instance.collective, self._topology, instance.rows, strangers)
+            program = compile_program(
+                instance.collective, self._topology, instance.rows, strangers, leaves_own=leaves_own
+            )
             self._add(key, program)
             if not program.nccl_task_count:
                 self.note_hint(instance.collective)
         return program
+
+    def _may_leave_own(self, instance: Instance) -> bool:
+        """Whether the only local rank needs no copy of what its own value gives to its result."""
+        if len(self._topology.own_ranks) > 1 or self._topology.has_gpus:
+            return False
+        inputs = [arrival.inputs for arrival in instance.arrivals.values()]  # None: its value is in the segment
+        is_joined = isinstance(instance.collective.operation, AxisOperation)
+        return is_joined and all(one is not None and one.keeps_own for one in inputs)
 
     def note_hint(self, collective: Collective) -> None:
         """Add a note for users, once, where NCCL is asked for and does not carry a collective out."""

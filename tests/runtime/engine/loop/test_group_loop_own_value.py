@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.runtime.engine.conftest import World
 
 from collectived_proto.ipc import messages
-from collectived_proto.types import AllReduce, Broadcast, ReduceOp, Scatter
+from collectived_proto.ipc.result_header import OWN_ROWS
+from collectived_proto.types import AllGather, AllReduce, AllToAll, Broadcast, Gather, Operation, ReduceOp, Scatter
 
 VALUES = np.arange(3000, dtype=np.float32)
 
@@ -76,3 +78,45 @@ def test_who_contributes_has_to_say_where(world: Callable[..., World]) -> None:
     here.ranks[0].submit(VALUES, operation=Broadcast(0), omitted=True)
     report = here.reports.get(timeout=10)
     assert "0 addresses for 1 leaves" in report.text
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("operation", [AllGather(0), Gather(1), Scatter(1), AllToAll(0)], ids=str)
+def test_rows_that_are_a_ranks_own_are_not_copied_for_it(
+    world: Callable[..., World], operation: Operation, size: int
+) -> None:
+    here = world(*[1] * size)
+    values = [VALUES + 10000 * rank for rank in range(size)]
+    results = []
+    for keeps in (False, True):
+        for rank, value in zip(here.ranks, values, strict=True):
+            rank.submit(value, operation=operation, keeps_own=keeps)
+        done = [rank.done() for rank in here.ranks]
+        copied = sum(group_loop.counters.copied_bytes for group_loop in here.group_loops)
+        results.append([complete(here, *one) for one in zip(here.ranks, done, values, strict=True)])
+        if not keeps:
+            before = copied
+    assert results[0] == results[1] and any(results[0])
+    assert copied == before, "the rows that stay are left to the ranks"
+
+
+def complete(here: World, rank: Any, done: messages.Completion, value: Any) -> list[float]:
+    """A result with the rows of the rank's own value in it."""
+    if not done.has_result:
+        return []
+    memory, outline = rank.outline(done)
+    (pieces,) = outline.leaves
+    found: list[float] = []
+    for at, rows in pieces:
+        data = value[at - OWN_ROWS :] if at & OWN_ROWS else np.frombuffer(memory[at : at + 4 * rows], np.float32)
+        found += data[:rows].tolist()
+    return found
+
+
+def test_a_worker_of_several_ranks_copies_their_rows(world: Callable[..., World]) -> None:
+    here = world(2, 1)
+    for rank in here.ranks:
+        rank.submit(VALUES, operation=AllGather(0), keeps_own=True)
+    for rank, group_loop in zip(here.ranks[1:], here.group_loops, strict=True):
+        _, outline = rank.outline(rank.done())
+        assert bool(outline.leaves[0][-1][0] & OWN_ROWS) == (group_loop is here.group_loops[1])
