@@ -55,10 +55,10 @@ class DescribedCall(Call):
         super().attach_result(slot)
         if self.prepared.result_spec is not None:
             self._described_result = parcel = DescribedResult(self.prepared.result_spec, slot, self.own_value)
+            if self.unread_rows is not None and parcel.own_rows != self.unread_rows:
+                raise ValueError("a result with rows that were not staged, because results before left them out")
             if parcel.own_rows is not None:
                 self.prepared.own_rows = self.generation, parcel.own_rows
-            elif self.unread_rows is not None:
-                raise ValueError("a result without the rows that this rank has itself, as those before had them")
 
     def take_value(self) -> Any:
         prepared = self.prepared

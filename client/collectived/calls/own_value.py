@@ -1,4 +1,4 @@
-"""The part of a rank's result that is its own value. It is taken from the caller's arrays, and does not travel."""
+"""The part of a rank's result that is its own value. It is taken from the caller's arrays, and does not come back."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_a_worker_that_leaves_rows_out_only_sometimes_is_lost_and_gives_no_wrong
         for _ in range(2):
             gather()
 
-    with pytest.raises(cd.errors.UnavailableError, match="without the rows that this rank has itself"):
+    with pytest.raises(cd.errors.UnavailableError, match="with rows that were not staged"):
         repeat()
 
 

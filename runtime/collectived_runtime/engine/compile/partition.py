@@ -9,7 +9,7 @@ concerns it: a *window* maps wide positions to its memory. Data from a rank to a
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -17,9 +17,9 @@ from collectived_proto.ipc.result_header import OWN_ROWS, Pieces, merge_adjacent
 from collectived_proto.rows import split_evenly
 from collectived_proto.types import AllGather, AllToAll, AxisOperation, Gather, ReduceScatter, Scatter
 from collectived_runtime.plan import all_to_all, ring
-from collectived_runtime.plan.moves import Buffer, SendMove, Span
+from collectived_runtime.plan.moves import Buffer, FinishMove, SendMove, Span
 from collectived_runtime.plan.spans import hull
-from collectived_runtime.plan.wide_moves import WidePlan
+from collectived_runtime.plan.wide_moves import WideMove, WidePlan
 
 Rows = Sequence[Sequence[int]]
 """By rank; for gathers the first length of each leaf, for an uneven all-to-all what goes to each rank."""
@@ -57,7 +57,8 @@ class Partition:
         outgoing: what others get, or what is folded, `target` wide positions.
         send_window, receive_window: windows of what is sent and of the output.
         output_count: elements of the output.
-        pieces: for every local receiver the (offset in the output, rows) of its result.
+        pieces: for every local receiver the (offset in the output, rows) of its result; of rows that are left to it
+            (OWN_ROWS + the first of them in its value, rows).
         width: elements of a row.
         shares: of a reduce_scatter, what each place gets, and of an all_gather, what it gives, in wide positions.
     """
@@ -107,17 +108,9 @@ class Partition:
             row = (own.start + first - kept.start) // self.width
             parts = (at, first - at), (OWN_ROWS + row, last - first), (last, at + rows * self.width - last)
             pieces += [(offset, count // self.width) for offset, count in parts if count]
-        sends_own = SendMove(0, kept, Buffer.OUTPUT)
-        plan = tuple(
-            tuple(
-                replace(move, source=Buffer.INPUT)
-                if isinstance(move, SendMove) and replace(move, peer=0) == sends_own
-                else move
-                for move in moves
-            )
-            for moves in self.plan
-        )
-        outgoing = self.outgoing if plan == self.plan else (own,)
+        plan, outgoing = self.plan, self.outgoing
+        if not outgoing:  # of a gather: its own rows, if any others need them, are sent from the output
+            plan, outgoing = tuple(tuple(_read_input(kept, moves)) for moves in plan), (own,)
         return replace(self, plan=plan, local_copies=(), outgoing=outgoing, pieces={**self.pieces, rank: tuple(pieces)})
 
     @property
@@ -273,6 +266,18 @@ def _partition_all_to_all(workers: RanksByWorker, rows: Rows, width: int) -> Par
     }
     sending = Window((hull(table[workers.place]).start,))
     return Partition(at, plan, tuple(local), tuple(sent), sending, receiving, offsets[-1], pieces, width)
+
+
+def _read_input(span: Span, moves: Iterable[WideMove]) -> Iterator[WideMove]:
+    """The moves of a round, which send a span from the input; it is not put into the output."""
+    for move in moves:
+        match move:
+            case FinishMove():
+                pass
+            case SendMove(peer, sent, Buffer.OUTPUT) if sent == span:
+                yield SendMove(peer, span, Buffer.INPUT)
+            case _:
+                yield move
 
 
 def _make_range(rank: int, leaf: Mapping[int, int], sizes: Sequence[int], width: int, piece: int, to: int) -> RowRange:

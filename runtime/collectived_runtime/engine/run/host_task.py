@@ -288,7 +288,7 @@ def copy_over(source: Array, out: Array) -> None:
 
 
 def _skip_finish(source: Array, out: Array) -> None:
-    """A worker's own rows are put in their place before the plan runs."""
+    """A worker's own rows are put in their place before the plan runs, or are left to its rank."""
 
 
 def keep_in_place(out: Array) -> None:
