@@ -180,7 +180,7 @@ class Call:
         self.out = targets
 
     def keep_own_value(self, generation: int) -> None:
-        """Ask the worker for no copy of its own value, because the caller leaves its arrays alone until the call has ended.
+        """Ask the worker for no copy of its own value: the caller leaves its arrays alone until the call has ended.
 
         Args:
             generation: the one in which it is about to start.
