@@ -60,7 +60,7 @@ class Call:
         is_stream_ordered: whether its caller may go on in stream order, before it has ended; see
             `DeviceCall.request_stream_order`.
         own_value: its arrays, where the result, or rows of it, are taken from there; see `keep_own_value`.
-        unread_rows: rows of each leaf that need not be staged; None: all are.
+        unread_rows: rows of each leaf that need not be staged; None: all rows are staged.
         probe: the answer of its worker to the question whether it lives, asked before a wait for it gives up.
         source: of a receive from any rank that has ended well: the rank that sent what it brings.
         launched: the event of the worker that stands behind all of it on the device, while it is in flight.

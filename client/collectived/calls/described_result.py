@@ -98,7 +98,7 @@ class DescribedResult:
         for index, content in enumerate(self._leaf_layouts):
             rows = [_list_own_rows(at, count) for at, count in content.pieces if at & OWN_ROWS]
             if rows and (len(rows) > 1 or own is None or not _has_rows(own[index], rows[0], content)):
-                raise ValueError(f"rows of its own value in leaf {index} of a rank that has no such rows")
+                raise ValueError(f"leaf {index} takes {rows} of the rank's own value, which has no such rows")
             found += rows or [range(0)]
         return tuple(found) if any(found) else None
 

@@ -16,7 +16,7 @@ _JOINED = (AllGather, Gather, Scatter, AllToAll)  # of whose results rows are a 
 
 
 def can_keep(prepared: PreparedCall, arrays: Sequence[Array], targets: Sequence[Array] | None) -> bool:
-    """Whether its own value is all of the result, or rows of it, and can be read where the caller has it until the end.
+    """Whether its value is the result, or gives rows to it, and can be read in the caller's arrays until the end.
 
     Args:
         targets: where the result is put; None: into new arrays.

@@ -203,7 +203,7 @@ class InputBuffers:
     Attributes:
         output: where the result is to be written; None: in a result slot.
         is_stream_ordered: whether its rank goes on from there in stream order.
-        keeps_own: whether its rank needs nothing in its result that is in this.
+        keeps_own: whether its rank takes what this gives to the result from its own arrays.
         takes_parts: whether its rank takes parts of a result.
         is_on_device: whether any of it lies in the memory of a GPU. Then ask for `parts`, else for all the others.
     """

@@ -93,7 +93,7 @@ class Partition:
         return found
 
     def leave_own(self, rank: int) -> Partition:
-        """The same, but nothing is copied for the only local rank from its own value, where it finds that itself."""
+        """The same, where the only local rank takes its own rows of the result from its own arrays."""
         copies = [copy for copy in self.local_copies if copy.stop > copy.start]
         if rank not in self.pieces or len(copies) != 1 or not self.width:
             return self
@@ -269,7 +269,7 @@ def _partition_all_to_all(workers: RanksByWorker, rows: Rows, width: int) -> Par
 
 
 def _read_input(span: Span, moves: Iterable[WideMove]) -> Iterator[WideMove]:
-    """The moves of a round, which send a span from the input; it is not put into the output."""
+    """The same moves, but `span` is sent from the input, and not copied to the output."""
     for move in moves:
         match move:
             case FinishMove():

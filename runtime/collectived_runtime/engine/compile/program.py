@@ -188,7 +188,7 @@ def compile_program(
     Args:
         rows: of all ranks, where lengths differ.
         strangers: local ranks that take what comes, and do not know what that is.
-        leaves_own: whether the only local rank takes from its own value what of its result comes from there.
+        leaves_own: whether the only local rank takes its own rows of the result from its own arrays.
 
     Raises:
         InvalidArgumentError: no rank of the group could mean this: a root outside the group, an undefined operation.

@@ -64,5 +64,5 @@ def _find_pieces(
 
 
 def _move(offset: int, by: int, unit: int = 1) -> int:
-    """An offset in those units, counted from so many bytes before. One in a rank's own value stays as it is."""
+    """Convert an offset to bytes from a point that lies `by` bytes earlier. A row of the rank's own value stays."""
     return offset if offset & OWN_ROWS else offset * unit + by

@@ -48,12 +48,13 @@ class ProgramCache:
         return program
 
     def _may_leave_own(self, instance: Instance) -> bool:
-        """Whether the only local rank needs no copy of what its own value gives to its result."""
+        """Whether the only local rank takes its own rows of the result from its own arrays."""
+        if not isinstance(instance.collective.operation, AxisOperation):
+            return False
         if len(self._topology.own_ranks) > 1 or self._topology.has_gpus:
             return False
         inputs = [arrival.inputs for arrival in instance.arrivals.values()]  # None: its value is in the segment
-        is_joined = isinstance(instance.collective.operation, AxisOperation)
-        return is_joined and all(one is not None and one.keeps_own for one in inputs)
+        return all(one is not None and one.keeps_own for one in inputs)
 
     def note_hint(self, collective: Collective) -> None:
         """Add a note for users, once, where NCCL is asked for and does not carry a collective out."""
