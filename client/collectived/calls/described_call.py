@@ -56,7 +56,9 @@ class DescribedCall(Call):
         if self.prepared.result_spec is not None:
             self._described_result = parcel = DescribedResult(self.prepared.result_spec, slot, self.own_value)
             if self.unread_rows is not None and parcel.own_rows != self.unread_rows:
-                raise ValueError("a result with rows that were not staged, because earlier results left them to this rank")
+                raise ValueError(
+                    "a result with rows that were not staged, because earlier results left them to this rank"
+                )
             if parcel.own_rows is not None:
                 self.prepared.own_rows = self.generation, parcel.own_rows
 
