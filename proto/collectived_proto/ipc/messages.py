@@ -136,8 +136,8 @@ class Submit(NamedTuple):
     a GPU in which the result is to be written, laid out as Prepare said; None: in a result slot. `event` is the number
     of one behind which the value is there, from 1; 0: it is there now. With `ordered` the rank gets a message when all
     is launched; a worker that does not know how says only when it is done. With `keeps_own` the rank takes
-    what its own value gives to the result from its own arrays, and with `takes_parts` it gets a message for each part of
-    a long result that has come.
+    what its own value gives to the result from its own arrays, and with `takes_parts` it gets a message for each part
+    of a long result that has come.
     """
 
     generation: int
