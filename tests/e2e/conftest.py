@@ -44,6 +44,7 @@ SECRET = "the-secret-of-these-tests"
 WARM = ("collectived", "collectived.connection.rpc", "collectived.shared.segment_channel")  # imported by every client
 
 
+@pytest.hookimpl(tryfirst=True)  # a test has the same name whether it runs with others or is asked again alone
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.definition.path.name in OVER_BOTH:
         metafunc.parametrize("transport", TRANSPORTS, indirect=True)

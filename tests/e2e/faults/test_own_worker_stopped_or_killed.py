@@ -19,7 +19,7 @@ from tests.waiting import settle
 
 import collectived as cd
 from collectived.shared import doorbell
-from collectived_proto.v1 import worker_pb2
+from collectived_proto.v1 import coordinator_pb2_grpc, status_pb2, worker_pb2
 
 PROMISED = 0.25  # seconds after its deadline in which every collective ends
 
@@ -128,7 +128,16 @@ def ranks(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, 
         ]
         groups = [one.result(20) for one in joining]
         list(pool.map(cd.Group.barrier, groups))  # it describes them
+        settle(lambda: knows_barrier(cluster))  # else it may be one that the verdict covers
         yield cluster, groups
+
+
+def knows_barrier(cluster: Cluster) -> bool:
+    """Whether the coordinator has heard that all ranks have finished their first collective."""
+    with grpc.insecure_channel(cluster.coordinator_address) as channel:
+        told = coordinator_pb2_grpc.CoordinatorStub(channel).Status(status_pb2.StatusRequest(local_only=True))
+    members = [member for group in told.groups if group.state != "ended" for member in group.members]
+    return bool(members) and all(member.last_instance == 0 for member in members)
 
 
 def test_ranks_that_wait_without_a_deadline_notice_that_their_worker_is_stopped(ranks: Any) -> None:
