@@ -77,6 +77,11 @@ u64 count(const struct engine *e, const struct job *job, struct total *total, u6
     return ended;
 }
 
+void count_message(const struct engine *e, int operation, u64 bytes, u64 nanoseconds) {
+    struct total *total = find_total(e, ~(u64)0, operation);
+    add(&total->bytes, bytes), add(&total->nanoseconds, nanoseconds), add(&total->calls, 1);
+}
+
 static void remember(const struct engine *e, const struct job *job, u64 ended) {
     struct past *past = past_of(e->segment, e->seat, job->instance);
     atomic_store_explicit(&past->instance, 0, memory_order_release);

@@ -118,6 +118,8 @@ struct engine {
 struct total *find_total(const struct engine *e, u64 description, int operation);
 /* Counts a job that is complete there; when that was. */
 u64 count(const struct engine *e, const struct job *job, struct total *total, u64 bytes);
+/* Counts a send or receive that was complete so many nanoseconds after its submission, and was not carried out here. */
+void count_message(const struct engine *e, int operation, u64 bytes, u64 nanoseconds);
 
 struct engine *engine_open(struct segment *segment, int seat);
 /* Ends the thread; jobs that are not done, or are submitted later, end with DETACHED. The segment stays mapped. */

@@ -179,6 +179,19 @@ static PyObject *engine_advance_seat(PyObject *self, PyObject *budget) {
     return PyBool_FromLong(moved);
 }
 
+/* count_message(operation, bytes, nanoseconds) */
+static PyObject *engine_count_message(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Engine *e = usable_engine(self);
+    if (!e || has_arguments(count, 3, "(operation, bytes, nanoseconds)")) return NULL;
+    long operation = PyLong_AsLong(args[0]);
+    u64 bytes = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(args[1]), nanoseconds = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(args[2]);
+    if (!PyErr_Occurred() && operation != SENDS && operation != RECEIVES)
+        PyErr_Format(PyExc_ValueError, "no send or receive: %ld", operation);
+    if (PyErr_Occurred()) return NULL;
+    count_message(e->engine, (int)operation, bytes, nanoseconds);
+    return none();
+}
+
 static PyObject *engine_verdict(PyObject *self, PyObject *unused) {
     Engine *e = usable_engine(self);
     (void)unused;
@@ -310,6 +323,7 @@ static PyMethodDef engine_methods[] = {
     {"collect", engine_collect, METH_O, "Notified jobs that are done, or need to be described."},
     {"advance", engine_advance_seat, METH_O, "Do what can be done without waiting; whether anything was."},
     {"verdict", engine_verdict, METH_NOARGS, "(instance, reason, culprit, missing)"},
+    FAST_METHOD("count_message", engine_count_message, "Count a send or receive that was not carried out here."),
     {"waiting", engine_waiting, METH_NOARGS, "How many processes waited to join when this rank's last instance was decided."},
     FAST_METHOD("gather", engine_gather_sums, "Take the partial sums of an instance that goes to other hosts."),
     FAST_METHOD("bring", engine_bring_results, "Bring the results of one, which completes it."),

@@ -29,9 +29,8 @@ MAX_OUTSTANDING = 64  # instances that one rank may have in flight,
 MAX_P2P_OUTSTANDING = 1 << 16  # and sends and recvs: a posted recv costs little, and memory limits what is sent
 MAX_PACKS = 4096  # of one collective
 P2P_BASE = 1 << 62  # sends and recvs of a rank are numbered from here, apart from the group's instances
-WORKER_EVENT_BASE = (
-    1 << 62
-)  # the worker's events are numbered from here, apart from result slots: both are released alike
+# The worker's events are numbered from here, apart from result slots: both are released alike.
+WORKER_EVENT_BASE = 1 << 62
 
 _HELLO = struct.Struct("<4s16s")
 _VERSIONS = struct.Struct("<HH")
@@ -71,6 +70,8 @@ class MessageType(enum.IntEnum):
     EVENT = 6  # an event of a GPU, by a number and CUDA's handle of it
     OVERDUE = 9  # of a message that a rank in a segment receives a part has come, and by its deadline not the rest
     CANCEL = 8  # take a receive back, unless a message is there for it
+    MATCHING = 10  # this rank matches its receives and messages by itself; see ipc/rank_messages.py
+    UNCLAIMED = 11  # it has no room for what a rank sends to it, because it has not received what came before
     # worker → client, doorbell; DONE also back, of a send or recv that ranks in a segment carry out themselves
     DONE = 16  # one pack of an instance is complete
     # The same: a receive has ended alone, with a code, and has taken nothing.
@@ -96,6 +97,8 @@ class MessageType(enum.IntEnum):
     STACK = 41
     # worker → client, doorbell
     RESULT_PART = 42  # bytes of a result are final; see ipc/parts.py
+    MESSAGE = 43  # a message for a rank that matches by itself; see ipc/rank_messages.py
+    RANK_LINK = 44  # a connection rides along, over which two ranks send messages themselves; see there
     # client → worker, session socket
     ARENA_REQUEST = 32
     ARENA_DROP = 33
@@ -108,6 +111,7 @@ SUBMIT_OUTPUT = 2  # flag of a ring: the last address is where the result is to 
 SUBMIT_ORDERED = 4  # flag of a ring: the caller goes on in stream order, and gets LAUNCHED when all is launched
 SUBMIT_KEEPS_OWN = 8  # flag of a ring: what the result has of its own value the rank takes from there
 SUBMIT_TAKES_PARTS = 16  # flag of a ring: the rank takes parts of the result before all of it is there
+SUBMIT_WATCHED = 32  # flag of a ring: the rank carries out a send or recv by itself, and its worker watches it
 DONE_LAST = 1  # flag of DONE: the last pack of its instance
 DONE_RESULT = 2  # flag of DONE: this rank receives a result
 FAILED_IN_USE = 1  # flag of FAILED: a GPU may still be reading and writing the rank's memory; FREED follows
@@ -137,7 +141,8 @@ class Submit(NamedTuple):
     of one behind which the value is there, from 1; 0: it is there now. With `ordered` the rank gets a message when all
     is launched; a worker that does not know how says only when it is done. With `keeps_own` the rank takes
     what its own value gives to the result from its own arrays, and with `takes_parts` it gets a message for each part
-    of a long result that has come.
+    of a long result that has come. With `watched` the rank carries out a send or recv by itself, which has waited for a
+    while.
     """
 
     generation: int
@@ -153,6 +158,7 @@ class Submit(NamedTuple):
     ordered: bool = False
     keeps_own: bool = False
     takes_parts: bool = False
+    watched: bool = False
 
     def encode(self) -> bytes:
         if self.output is not None:
@@ -164,7 +170,8 @@ class Submit(NamedTuple):
             self.staged * SUBMIT_STAGED
             | self.ordered * SUBMIT_ORDERED
             | self.keeps_own * SUBMIT_KEEPS_OWN
-            | self.takes_parts * SUBMIT_TAKES_PARTS,
+            | self.takes_parts * SUBMIT_TAKES_PARTS
+            | self.watched * SUBMIT_WATCHED,
             len(self.addresses),
             len(self.released_slots),
             self.event,
@@ -205,8 +212,10 @@ def parse_submit(data: bytes) -> Submit:
         addresses, output = addresses[:-1], addresses[-1]
     staged, ordered = bool(flags & SUBMIT_STAGED), bool(flags & SUBMIT_ORDERED)
     told = Submit(generation, prepared, instance, remaining, staged, addresses, slots, timeout, output, event, ordered)
+    if not flags & (SUBMIT_KEEPS_OWN | SUBMIT_TAKES_PARTS | SUBMIT_WATCHED):
+        return told
     keeps, takes = bool(flags & SUBMIT_KEEPS_OWN), bool(flags & SUBMIT_TAKES_PARTS)
-    return told._replace(keeps_own=keeps, takes_parts=takes) if keeps or takes else told
+    return told._replace(keeps_own=keeps, takes_parts=takes, watched=bool(flags & SUBMIT_WATCHED))
 
 
 def encode_release(slots: tuple[int, ...]) -> bytes:

@@ -120,18 +120,20 @@ class JoinProgress(_message.Message):
     def __init__(self, present: _Optional[int] = ..., expected: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Joined(_message.Message):
-    __slots__ = ("group", "rank", "door", "token", "segment")
+    __slots__ = ("group", "rank", "door", "token", "segment", "matching")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     DOOR_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    MATCHING_FIELD_NUMBER: _ClassVar[int]
     group: _common_pb2.Group
     rank: int
     door: str
     token: bytes
     segment: bool
-    def __init__(self, group: _Optional[_Union[_common_pb2.Group, _Mapping]] = ..., rank: _Optional[int] = ..., door: _Optional[str] = ..., token: _Optional[bytes] = ..., segment: bool = ...) -> None: ...
+    matching: bool
+    def __init__(self, group: _Optional[_Union[_common_pb2.Group, _Mapping]] = ..., rank: _Optional[int] = ..., door: _Optional[str] = ..., token: _Optional[bytes] = ..., segment: bool = ..., matching: bool = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
     __slots__ = ("session", "key", "rank", "collective")

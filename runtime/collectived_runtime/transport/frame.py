@@ -27,6 +27,7 @@ class FrameKind(enum.IntEnum):
     ANNOUNCEMENT = 3  # a description of the value that follows, for workers without it
     MESSAGE = 4  # a message of one rank to another: see engine/run/message.py
     VERDICT = 5  # verdicts of workers without an answer of the coordinator: see engine/failure/peer_consensus.py
+    RANK_LINK = 6  # between which ranks a link is to be, which their workers lend them: see engine/p2p/rank_links.py
 
 
 class BadFrame(Exception):

@@ -106,6 +106,10 @@ class TcpStream:
             raise LinkBroken("the peer closed the connection")
         return received
 
+    def shutdown(self, how: int) -> None:
+        """End the connection also for other processes that have its descriptor; raise OSError where it has ended."""
+        self._socket.shutdown(how)
+
     def close(self) -> None:
         self._socket.close()
 

@@ -244,6 +244,7 @@ class Groups:
             else:
                 joined.door = self._connection_server.unix_path
                 joined.segment = group_loop.may_use_segment and join.takes_segment
+                joined.matching = joined.segment and len(group_loop.topology.peers) > 1
                 joined.token = self._add_local_rank(join, group_loop, done.rank)
         except Exception as error:
             group_loop.mark_absent(done.rank, self._refuse_join(done.rank, join, group_loop.name, error))

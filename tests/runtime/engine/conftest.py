@@ -19,6 +19,13 @@ from collectived_proto.codec import verdict_from_proto
 from collectived_proto.devices import DeviceName
 from collectived_proto.ipc import messages
 from collectived_proto.ipc.parts import ResultPart, parse_result_part
+from collectived_proto.ipc.rank_messages import (
+    Delivery,
+    LinkOffer,
+    encode_matching,
+    parse_delivery,
+    parse_link_offer,
+)
 from collectived_proto.ipc.result_header import ResultHeader, parse_header
 from collectived_proto.numpy_types import from_numpy
 from collectived_proto.types import (
@@ -120,6 +127,7 @@ class Rank:
         self.in_use = False  # its memory, as the last failure said
         self.freed: list[tuple[int, int]] = []
         self.parts: list[ResultPart] = []
+        self.links: list[tuple[LinkOffer, socket.socket]] = []  # offered, and not asked for
 
     def submit(
         self,
@@ -133,6 +141,7 @@ class Rank:
         keeps_own: bool = False,
         omitted: bool = False,
         takes_parts: bool = False,
+        watched: bool = False,
         **fields: Any,
     ) -> None:
         """`omitted`: it does not say where its value lies."""
@@ -152,7 +161,7 @@ class Rank:
         generation = self.world.group.generation if generation is None else generation
         addresses = () if taking or omitted else ((1, 0),)
         told = messages.Submit(generation, number, instance, remaining, bool(addresses), addresses)
-        self.doorbell.send(told._replace(keeps_own=keeps_own, takes_parts=takes_parts).encode())
+        self.doorbell.send(told._replace(keeps_own=keeps_own, takes_parts=takes_parts, watched=watched).encode())
 
     def post(self, operation: Operation, values: NDArray[Any] | None = None, **options: Any) -> int:
         """Submits a send or recv; its number."""
@@ -164,35 +173,66 @@ class Rank:
         self.next = following
         return number
 
-    def hear(self, timeout: float = 10.0) -> messages.Completion | messages.Withdrawal | tuple[int, Verdict]:
-        """The next completion, withdrawal or failure; arenas are taken in passing."""
-        while True:
-            assert is_readable(self.doorbell, timeout), f"rank {self.rank} heard nothing for {timeout} s"
-            data, descriptors, _, _ = socket.recv_fds(self.doorbell, messages.MAX_MESSAGE, 1)
-            kind = messages.parse_type(data)
-            if kind is messages.MessageType.NO_SEGMENT:
-                continue
-            if kind is messages.MessageType.ARENA:
+    def match(self, generation: int | None = None) -> None:
+        """Says that it matches by itself."""
+        self.doorbell.send(encode_matching(self.world.group.generation if generation is None else generation))
+
+    def delivered(self) -> Delivery:
+        """The next message that is handed over."""
+        heard = self.hear()
+        assert isinstance(heard, Delivery), heard
+        return heard
+
+    def offered(self) -> tuple[LinkOffer, socket.socket]:
+        """The next link that it is lent; nothing else comes before it."""
+        while not self.links:
+            self._hear_one(10.0)
+        return self.links.pop(0)
+
+    def release(self, slot: int) -> None:
+        self.doorbell.send(messages.encode_release((slot,)))
+
+    def hear(self, timeout: float = 10.0) -> Delivery | messages.Completion | messages.Withdrawal | tuple[int, Verdict]:
+        """The next completion, withdrawal, message or failure; arenas and links are taken in passing."""
+        while (heard := self._hear_one(timeout)) is None:
+            pass
+        return heard
+
+    def _hear_one(
+        self, timeout: float
+    ) -> Delivery | messages.Completion | messages.Withdrawal | tuple[int, Verdict] | None:
+        assert is_readable(self.doorbell, timeout), f"rank {self.rank} heard nothing for {timeout} s"
+        data, descriptors, _, _ = socket.recv_fds(self.doorbell, messages.MAX_MESSAGE, 1)
+        match kind := messages.parse_type(data):
+            case messages.MessageType.NO_SEGMENT:
+                pass
+            case messages.MessageType.ARENA:
                 self.world.arenas[messages.parse_arena(data)[0]] = descriptors[0]
-            elif kind is messages.MessageType.WAITING_JOINERS:
+            case messages.MessageType.WAITING_JOINERS:
                 self.waiting = messages.parse_waiting(data)
-            elif kind is messages.MessageType.LAUNCHED:
+            case messages.MessageType.LAUNCHED:
                 self.launched.append(messages.parse_launched(data))
-            elif kind is messages.MessageType.FREED:
+            case messages.MessageType.FREED:
                 self.freed.append(messages.parse_freed(data))
-            elif kind is messages.MessageType.ARENA_RETIRED:
+            case messages.MessageType.ARENA_RETIRED:
                 os.close(self.world.arenas.pop(messages.parse_arena(data)[0]))
-            elif kind is messages.MessageType.RESULT_PART:
+            case messages.MessageType.RESULT_PART:
                 self.parts.append(parse_result_part(data))
-            elif kind is messages.MessageType.DONE:
+            case messages.MessageType.RANK_LINK:
+                self.links.append((parse_link_offer(data), socket.socket(fileno=descriptors[0])))
+                self.world.board.connections.append(self.links[-1][1])
+            case messages.MessageType.MESSAGE:
+                return parse_delivery(data)
+            case messages.MessageType.DONE:
                 return messages.parse_done(data)
-            elif kind is messages.MessageType.WITHDRAWN:
+            case messages.MessageType.WITHDRAWN:
                 return messages.parse_withdrawal(data)
-            else:
+            case _:
                 assert kind is messages.MessageType.FAILED, kind
                 instance, raw = messages.parse_failed(data)
                 self.in_use = messages.is_in_use(data)
                 return instance, verdict_from_proto(common_pb2.Verdict.FromString(raw))
+        return None
 
     def done(self) -> messages.Completion:
         heard = self.hear()
@@ -201,7 +241,7 @@ class Rank:
 
     def failed(self) -> tuple[int, Verdict]:
         heard = self.hear()
-        assert not isinstance(heard, messages.Completion | messages.Withdrawal), heard
+        assert not isinstance(heard, Delivery | messages.Completion | messages.Withdrawal), heard
         return heard
 
     def cancel(self, number: int) -> None:
@@ -238,7 +278,9 @@ class Rank:
         values: NDArray[Any] = slot.memory.view(dtype)[:count].copy()
         return values
 
-    def outlined(self, done: messages.Completion, dtype: Any = np.float32, width: int = 1) -> list[NDArray[Any]]:
+    def outlined(
+        self, done: messages.Completion | Delivery, dtype: Any = np.float32, width: int = 1
+    ) -> list[NDArray[Any]]:
         """The leaves of a result that has an outline, in rows of `width` elements."""
         memory, outline = self.outline(done)
         row = np.dtype(dtype).itemsize * width
@@ -247,7 +289,7 @@ class Rank:
             for leaf in outline.leaves
         ]
 
-    def outline(self, done: messages.Completion) -> tuple[memoryview, ResultHeader]:
+    def outline(self, done: messages.Completion | Delivery) -> tuple[memoryview, ResultHeader]:
         """What lies where a completion points, and the outline there."""
         slot = self.world.group_loop_of(self.rank)._results._slots[done.slot]
         memory = slot.memory.data[done.offset - slot.offset :]

@@ -47,11 +47,11 @@ class Scene:
         mine, self.client = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.session.attach(mine)
 
-    async def asked(self, name: str) -> tuple[asyncio.Task[worker_pb2.JoinEvent], str]:
+    async def asked(self, name: str, *, segment: bool = False) -> tuple[asyncio.Task[worker_pb2.JoinEvent], str]:
         """A join under way, and how the coordinator knows it."""
 
         async def joined() -> worker_pb2.JoinEvent:
-            request = worker_pb2.JoinRequest(name=name, min_size=1, max_size=2)
+            request = worker_pb2.JoinRequest(name=name, min_size=1, max_size=2, segment=segment)
             return [event async for event in self.groups.join(self.session, request)][-1]
 
         before = len(self.said)
@@ -60,11 +60,13 @@ class Scene:
             await asyncio.sleep(0)
         return joining, self.said[-1].join.request
 
-    def done(self, request: str, rank: int, key: int = 7, task: int = 0) -> None:
-        """The coordinator has formed the group of two ranks, both on this worker."""
+    def done(self, request: str, rank: int, key: int = 7, task: int = 0, elsewhere: int | None = None) -> None:
+        """The coordinator has formed the group of two ranks, both on this worker, or one of them `elsewhere`."""
         members = tuple(Member(rank, str(DEVICE), 0, "h", os.getpid()) for rank in (0, 1))
-        group, peer = GroupInfo("job/g", key, 100, members), Peer(task, "i", "h", "127.0.0.1:1", (0, 1))
-        formed = formed_to_bytes(group, [peer], [Tier("ring")], False)
+        group = GroupInfo("job/g", key, 100, members)
+        places = {task: (0, 1)} if elsewhere is None else {task: (0,), elsewhere: (1,)}
+        peers = [Peer(number, "i", "h", "127.0.0.1:1", ranks) for number, ranks in places.items()]
+        formed = formed_to_bytes(group, peers, [Tier("ring")], False)
         self.groups.handle_message(
             pb.CoordinatorMessage(join_done=pb.JoinDone(request=request, rank=rank, formed=formed))
         )
@@ -210,5 +212,18 @@ def test_a_client_that_hangs_up_in_the_moment_in_which_it_is_given_its_place_los
         held = scene.session.held_ranks[0]
         while not held.group_loop.local_ranks[0].closed:
             await asyncio.sleep(0.01)
+
+    played(play)
+
+
+@pytest.mark.parametrize(("elsewhere", "takes", "matching"), [(1, True, True), (1, False, False), (None, True, False)])
+def test_ranks_match_by_themselves_that_meet_in_a_segment_of_a_group_of_several_workers(
+    elsewhere: int | None, takes: bool, matching: bool
+) -> None:
+    async def play(scene: Scene) -> None:
+        joining, request = await scene.asked("g", segment=takes)
+        scene.done(request, 0, elsewhere=elsewhere)
+        joined = (await joining).joined
+        assert (joined.segment, joined.matching) == (takes, matching)
 
     played(play)

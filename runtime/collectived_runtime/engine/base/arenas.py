@@ -108,6 +108,7 @@ class ResultArenas:
         spares = self._spares.get(size)
         if spares:
             slot = spares.pop()
+            slot.number = next(self._numbers)  # a late release of its last use does not count
             slot.holders.update(holders)
             self._slots[slot.number] = slot
             return slot
@@ -174,6 +175,11 @@ class ResultArenas:
             spares.append(slot)
         else:
             slot.free_list.free(slot.offset)
+
+    def is_held(self, number: int, rank: int) -> bool:
+        """Whether this rank has not released that slot yet."""
+        slot = self._slots.get(number)
+        return slot is not None and rank in slot.holders
 
     def _drop_spares(self) -> None:
         for spares in self._spares.values():

@@ -106,11 +106,22 @@ class Doorbells:
         return list(self._holders)
 
     def send(self, local_rank: LocalRank, message: bytes, descriptor: int = -1) -> None:
-        if local_rank.send(message, descriptor) and local_rank.doorbell is not None:
-            self._poller.change(local_rank.doorbell.fileno(), self._poll_events(local_rank))
-            if local_rank.unread_count > MAX_UNREAD or local_rank.unread_bytes > MAX_UNREAD_BYTES:
-                self._refusals.count_limit(Limit.UNREAD)
-                self.drop(local_rank, f"it has left {local_rank.unread_count} messages unread")
+        if local_rank.send(message, descriptor):
+            self._watch_outbox(local_rank)
+
+    def lend(self, local_rank: LocalRank, message: bytes, descriptor: int) -> None:
+        """Send a descriptor that may be closed as soon as this returns; raise OSError where there are too many."""
+        if local_rank.lend(message, descriptor):
+            self._watch_outbox(local_rank)
+
+    def _watch_outbox(self, local_rank: LocalRank) -> None:
+        """Send on when its client has read; one that leaves too much unread is let go."""
+        if local_rank.doorbell is None:
+            return
+        self._poller.change(local_rank.doorbell.fileno(), self._poll_events(local_rank))
+        if local_rank.unread_count > MAX_UNREAD or local_rank.unread_bytes > MAX_UNREAD_BYTES:
+            self._refusals.count_limit(Limit.UNREAD)
+            self.drop(local_rank, f"it has left {local_rank.unread_count} messages unread")
 
     def throttle(self, local_rank: LocalRank) -> None:
         """Note a message that starts nothing new: a client that goes on like that is read less often."""
@@ -118,6 +129,13 @@ class Doorbells:
         if delay and local_rank.doorbell is not None:
             self._paused_until[local_rank.rank] = now + delay
             self._poller.change(local_rank.doorbell.fileno(), self._poll_events(local_rank))
+
+    def answer_ping(self, local_rank: LocalRank, is_in_use: bool) -> None:
+        """Say that this worker lives, and whether memory of the rank is in use, unless the rank does not read."""
+        if local_rank.is_reading:
+            text = "its memory is in use" if is_in_use else ""
+            self.send(local_rank, messages.encode_bare(messages.MessageType.PONG, text))
+        self.throttle(local_rank)
 
     @property
     def next_deadline(self) -> float:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import socket
+import struct
+import termios
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -24,6 +27,7 @@ log = logging.getLogger("collectived.group_loop")
 
 DISCONNECT_ERRORS = (BrokenPipeError, ConnectionError)  # how a client that is gone shows when we send
 
+_INT = struct.Struct("i")
 _MAX_ITEMSIZE = max(dtype.itemsize for dtype in DType)
 HostOrGpuBytes = NDArray[np.uint8] | Region  # of the host, or of a GPU
 # (arena, offset, length in bytes) -> that memory; raises MalformedMessage where it is not the client's
@@ -89,6 +93,7 @@ class LocalRank:
         self.closed = False  # lost, left or hung up
         self._on_closed = closed
         self._outbox: deque[tuple[bytes, int]] = deque()  # message, descriptor to pass along or -1
+        self._copies: set[int] = set()  # of those descriptors the ones that are closed once they are sent
         self.unread_bytes = 0
         self._outcomes: dict[int, list[bytes]] = {}
         self._p2p_outcomes: deque[int] = deque()
@@ -119,6 +124,26 @@ class LocalRank:
         self.unread_bytes += len(message)
         return self.flush()
 
+    def lend(self, message: bytes, descriptor: int) -> bool:
+        """The same with a descriptor that may be closed as soon as this returns.
+
+        Raises:
+            OSError: there are no descriptors for that.
+        """
+        if self.doorbell is None:
+            return False
+        if not self._outbox:
+            try:
+                socket.send_fds(self.doorbell, [message], [descriptor])
+                return False
+            except BlockingIOError:
+                pass
+            except DISCONNECT_ERRORS:  # its end of file is on its way
+                return False
+        copy = os.dup(descriptor)
+        self._copies.add(copy)
+        return self.send(message, copy)
+
     def flush(self) -> bool:
         """Sends what is waiting; True where something still does."""
         while self._outbox and self.doorbell is not None:
@@ -131,12 +156,23 @@ class LocalRank:
             except BlockingIOError:
                 break
             except DISCONNECT_ERRORS:  # its end of file is on its way
-                self._outbox.clear()
-                self.unread_bytes = 0
+                self._clear_outbox()
                 return False
+            except OSError:  # too many descriptors are on their way to this process: what is lent, it can do without
+                if descriptor not in self._copies:
+                    raise
             self._outbox.popleft()
             self.unread_bytes -= len(message)
+            if descriptor in self._copies:
+                self._copies.discard(descriptor)
+                os.close(descriptor)
         return bool(self._outbox)
+
+    def _clear_outbox(self) -> None:
+        self._outbox.clear()
+        self.unread_bytes = 0
+        while self._copies:
+            os.close(self._copies.pop())
 
     @property
     def unread_count(self) -> int:
@@ -147,6 +183,14 @@ class LocalRank:
     def is_reading(self) -> bool:
         """Whether the client reads its messages; one that does not is not answered when it asks."""
         return not self._outbox
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether its client has yet to read a message, which is kept here or by the system."""
+        if self._outbox or self.doorbell is None:
+            return bool(self._outbox)
+        taken: int = _INT.unpack(fcntl.ioctl(self.doorbell, termios.TIOCOUTQ, bytes(_INT.size)))[0]
+        return taken > 0
 
     def record_outcome(self, instance: int, message: bytes) -> None:
         """Keep the message to this rank about an instance, so that a repeated submission gets it again."""
@@ -185,7 +229,7 @@ class LocalRank:
         self.redeem_pledge()
         closed, self._on_closed = self._on_closed, lambda: None
         self.closed = True
-        self._outbox.clear()
+        self._clear_outbox()
         if self.completion_sink is not None:
             self.completion_sink.close()
         if self.doorbell is not None:

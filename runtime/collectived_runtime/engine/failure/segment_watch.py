@@ -180,14 +180,18 @@ class SegmentWatch:
         """Count what has completed since the last look, in the words of the first rank."""
         for gained in self._totals.take(totals, complete):
             self._record(gained, now)
+        self._count_messages()
+        if self._tracker.progress[self._segment.ranks[0]].has_departed:
+            self._settle_totals(complete, now)
+
+    def _count_messages(self) -> None:
+        """Count the sends and receives that the ranks have carried out by themselves since the last look."""
         for rank, seat in self._segment.seats.items():
             for gained in self._messages.take(seat, self._segment.read_totals(rank)):
                 nbytes = gained.bytes if gained.operation == core.SENDS else 0  # they count once
                 self._records.counters.count_many(
                     _MESSAGES[gained.operation], POINT_TO_POINT, gained.calls, nbytes, gained.nanoseconds / NS
                 )
-        if self._tracker.progress[self._segment.ranks[0]].has_departed:
-            self._settle_totals(complete, now)
 
     def _settle_totals(self, complete: int, now: float) -> None:
         """Count what the first rank did not live to count: the last instance, which it has described all the same."""

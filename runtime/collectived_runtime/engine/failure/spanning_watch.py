@@ -188,7 +188,8 @@ class SpanningWatch(SegmentWatch):
         self._take_early()
 
     def _take_in_completed(self, now: float) -> tuple[int, int, int]:
-        return self._read_word()  # the group loop knows itself what has been done
+        self._count_messages()
+        return self._read_word()  # the group loop knows itself what else has been done
 
     def _read_word(self) -> tuple[int, int, int]:
         """The same, as far as it agrees with what this worker knows: nothing completes without it."""
@@ -264,6 +265,7 @@ class SpanningWatch(SegmentWatch):
             self.look()
 
     def close(self) -> None:
+        self._count_messages()
         self._segment.watcher.abort(core.STOPPED, core.WORKER_SEAT)  # a rank that comes now asks why
         self.seat.close()
         self._segment.close()

@@ -22,7 +22,7 @@ from collectived_runtime.engine.failure.reporter import CoordinatorAccess
 from collectived_runtime.engine.gpu.communicator import NcclContext
 from collectived_runtime.engine.gpu.input_events import InputEvents
 from collectived_runtime.engine.gpu.stream_order import StreamOrder
-from collectived_runtime.engine.loop.execution import Delivery
+from collectived_runtime.engine.loop.execution import ResultDelivery
 from collectived_runtime.engine.loop.programs import ProgramCache
 from collectived_runtime.engine.record.flight_recorder import FlightRecorder
 from collectived_runtime.engine.record.group_records import GroupRecords
@@ -76,7 +76,7 @@ class RankResources:
     input_events: InputEvents
     stream_order: StreamOrder
 
-    def prepare_delivery(self, instance: Instance, program: CompiledCollective) -> Delivery:
+    def prepare_delivery(self, instance: Instance, program: CompiledCollective) -> ResultDelivery:
         """Decide where the result of an instance goes; take a result slot where some rank reads it there.
 
         Raises:
@@ -101,14 +101,14 @@ class RankResources:
         elif isinstance(instance.collective.operation, Broadcast):
             readers = tuple(rank for rank in readers if not instance.arrivals[rank].inputs.keeps_own)
         if not readers:
-            return Delivery((), None, None, outputs, is_on_device, event, rows_outputs=rows_outputs)
+            return ResultDelivery((), None, None, outputs, is_on_device, event, rows_outputs=rows_outputs)
         slot = self.results.acquire(program.slot_bytes, readers)
         memory = slot.memory
         if program.header:
             memory[: len(program.header)] = np.frombuffer(program.header, np.uint8)
             memory = memory[len(program.header) :]
         parts = None if is_on_device else self._make_parts(instance, program, readers, slot)
-        return Delivery(readers, slot, memory, outputs, is_on_device, event, parts, rows_outputs=rows_outputs)
+        return ResultDelivery(readers, slot, memory, outputs, is_on_device, event, parts, rows_outputs=rows_outputs)
 
     def _make_parts(
         self, instance: Instance, program: CompiledCollective, readers: Iterable[int], slot: ResultSlot
@@ -129,7 +129,7 @@ class RankResources:
             else:
                 self.stream_order.release(rank, number)
 
-    def release_unheard(self, delivery: Delivery, is_told: bool) -> None:
+    def release_unheard(self, delivery: ResultDelivery, is_told: bool) -> None:
         """Take back the result slot of an instance for those ranks that will not: others may be reading it."""
         if delivery.slot is not None:
             for rank in delivery.readers:

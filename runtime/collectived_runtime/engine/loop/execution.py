@@ -34,7 +34,7 @@ class _ActiveTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class ResultDelivery:
     """Where the results of an instance go on this worker.
 
     Attributes:
@@ -60,7 +60,7 @@ class Delivery:
     rows_outputs: Mapping[int, tuple[Region, ...]] = field(default_factory=dict)
 
 
-_NOTHING = Delivery()
+_NOTHING = ResultDelivery()
 
 
 class Execution:
@@ -76,7 +76,7 @@ class Execution:
         instance: Instance,
         program: CompiledCollective,
         start: TaskFactory,
-        delivery: Delivery = _NOTHING,
+        delivery: ResultDelivery = _NOTHING,
         is_prelude: bool = False,
     ) -> None:
         self.instance = instance

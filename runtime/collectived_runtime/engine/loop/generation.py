@@ -30,7 +30,7 @@ from collectived_runtime.engine.failure.spanning_watch import SpanningWatch
 from collectived_runtime.engine.gpu.group_communicators import GroupCommunicators
 from collectived_runtime.engine.loop.context import GroupContext
 from collectived_runtime.engine.loop.crossings import CrossingContext, Crossings
-from collectived_runtime.engine.loop.execution import Delivery, Execution
+from collectived_runtime.engine.loop.execution import Execution, ResultDelivery
 from collectived_runtime.engine.loop.phases import Phases
 from collectived_runtime.engine.loop.unexpected_frames import UnexpectedFrames
 from collectived_runtime.engine.loop.waiting_joiners import WaitingJoiners
@@ -129,10 +129,9 @@ class Generation:
                 raise messages.MalformedMessage(
                     f"{prepared.op} with event {submission.event}, for a value in the memory of a GPU"
                 )
-            if self.segment is None or self.segment.spans_hosts:
-                self.point_to_point.submit(local_rank, submission, prepared)
-            elif verdict := self.point_to_point.ops.watch(local_rank.rank, submission, prepared):
-                self.fail(local_rank, submission.instance, verdict)
+            if self.segment is not None and not self.segment.spans_hosts:  # its ranks carry messages by themselves
+                submission = submission._replace(watched=True)
+            self.point_to_point.submit(local_rank, submission, prepared)
             return
         if self.segment is not None and self.segment.answer(local_rank, prepared, submission, self.fail):
             return
@@ -194,7 +193,8 @@ class Generation:
             self.reporter.report_gone(rank, standing.submitted)
         elif not standing.has_departed:
             if self.segment is not None:
-                self._end_in_segment(self.segment.left, rank)
+                self.segment.left(rank)
+            self.point_to_point.part(rank, is_lost=False)
             standing.has_departed = True
             self.reporter.report_left(rank, standing.submitted)
             self.point_to_point.ops.report_departed_peers()
@@ -203,11 +203,6 @@ class Generation:
         """Take in what ranks have done by themselves in a segment."""
         if self.segment is not None:
             self.segment.look()
-
-    def _end_in_segment(self, end: Callable[[int], None], rank: int) -> None:
-        end(rank)
-        if self.segment is not None and not self.segment.spans_hosts:
-            self.point_to_point.ops.drop(rank)
 
     def abort(self, rank: int, cause: Cause, reason: str) -> None:
         standing = self.tracker.progress[rank]
@@ -230,12 +225,13 @@ class Generation:
     def mark_lost(self, rank: int, why: str) -> None:
         """Report that a rank's client is gone."""
         self.point_to_point.drop_receiver(rank)
+        self.point_to_point.part(rank, is_lost=True)
         standing = self.tracker.progress[rank]
         if self.tracker.release_aborted(rank):
             self.reporter.report_gone(rank, standing.submitted)
         elif not standing.has_departed:
             if self.segment is not None:
-                self._end_in_segment(self.segment.lost, rank)
+                self.segment.lost(rank)
             standing.has_departed = True
             is_news = self.tracker.find_verdict(standing.submitted + 1) is None  # the verdict will warn
             log.log(logging.INFO if is_news else logging.DEBUG, "group %s: rank %d is lost: %s", self._name, rank, why)
@@ -350,7 +346,7 @@ class Generation:
             if instance.is_barred:
                 segment.on_stopped()
             else:
-                self._finish_instance(instance, program, Delivery(is_shared=True))
+                self._finish_instance(instance, program, ResultDelivery(is_shared=True))
             return
         if segment is not None and not segment.seat.take_values(instance):
             instance.bar()
@@ -380,7 +376,7 @@ class Generation:
         if last:
             self._start_next_phase()
 
-    def _finish_instance(self, instance: Instance, program: CompiledCollective, delivery: Delivery) -> None:
+    def _finish_instance(self, instance: Instance, program: CompiledCollective, delivery: ResultDelivery) -> None:
         now = time.monotonic()
         self._ranks.release_unheard(delivery, is_told=True)
         self.tracker.finish(instance, now)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from collectived_native.cores import count_cores
-from collectived_proto.ipc import messages
+from collectived_proto.ipc import messages, rank_messages
 from collectived_proto.types import Collective, GroupInfo, RankPosition, Verdict, unscoped_name, with_progress
 from collectived_runtime.engine.base.arenas import ResultArenas, Workspace
 from collectived_runtime.engine.base.memory_budget import MemoryExhausted
@@ -71,7 +71,7 @@ class GroupLoop:
         self._results = ResultArenas(self._budget, self._doorbells, self._on_memory_grown)
         self._input_events = InputEvents(ask, self._doorbells.drop)
         self._ranks = RankResources(self._doorbells, self._results, self._input_events, StreamOrder(ask, self._send))
-        wake = partial(ask, _noop)
+        wake = partial(ask, lambda: None)
         self._deferred_releases = DeferredReleases(self._doorbells.send)
         self._tools = TaskTools(
             Workspace(self._on_memory_grown),
@@ -383,10 +383,15 @@ class GroupLoop:
             case messages.MessageType.RELEASE:
                 self._ranks.release(local_rank.rank, messages.parse_release(data))
                 self._doorbells.throttle(local_rank)
+            case messages.MessageType.MATCHING:
+                self._on_matching(local_rank, rank_messages.parse_matching(data))
+                self._doorbells.throttle(local_rank)
             case messages.MessageType.DONE:
                 self._generation.point_to_point.settle(local_rank.rank, messages.parse_done(data).instance)
             case messages.MessageType.OVERDUE:
                 self._generation.point_to_point.report_overdue(local_rank, messages.parse_overdue(data))
+            case messages.MessageType.UNCLAIMED:
+                self._generation.point_to_point.report_unclaimed(local_rank, rank_messages.parse_unclaimed(data))
             case messages.MessageType.CANCEL | messages.MessageType.WITHDRAWN:
                 self._generation.point_to_point.withdraw(local_rank, messages.parse_withdrawal(data))
             case messages.MessageType.LEAVE:
@@ -396,13 +401,7 @@ class GroupLoop:
             case messages.MessageType.EVENT:
                 self._input_events.register(local_rank.rank, *messages.parse_event(data))
             case messages.MessageType.PING:
-                if local_rank.is_reading:
-                    held = self._deferred_releases.is_memory_in_use(local_rank)
-                    self._doorbells.send(
-                        local_rank,
-                        messages.encode_bare(messages.MessageType.PONG, "its memory is in use" if held else ""),
-                    )
-                self._doorbells.throttle(local_rank)
+                self._doorbells.answer_ping(local_rank, self._deferred_releases.is_memory_in_use(local_rank))
             case kind:
                 raise messages.MalformedMessage(f"a client does not send {kind.name}")
 
@@ -416,26 +415,31 @@ class GroupLoop:
             return
         is_p2p = submission.instance >= messages.P2P_BASE  # numbers begin anew with each generation
         number, most = submission.instance - messages.P2P_BASE * is_p2p, _MOST_P2P if is_p2p else _MOST
-        if number >= most or len(self._early_submissions) >= (_MOST + _MOST_P2P) * len(self.local_ranks):
+        self._defer(local_rank, number < most, partial(self._on_submit, local_rank, submission))
+
+    def _on_matching(self, local_rank: LocalRank, generation: int) -> None:
+        if generation == self._generation.number:
+            self._generation.point_to_point.hand_over(local_rank)
+        elif generation not in self._past_verdicts:
+            self._defer(local_rank, True, partial(self._on_matching, local_rank, generation))
+
+    def _defer(self, local_rank: LocalRank, is_near: bool, again: Callable[[], None]) -> None:
+        """Keep what a rank asks of a generation that has not begun here until it does."""
+        if not is_near or len(self._early_submissions) >= (_MOST + _MOST_P2P) * len(self.local_ranks):
             raise messages.MalformedMessage("a submission of a generation of the group that was never announced")
-        again = partial(self._on_submit, local_rank, submission)
         self._early_submissions.append(partial(self._doorbells.carry_out, local_rank, again))
 
     def _send(self, rank: int, message: bytes) -> None:
         self._doorbells.send(self.local_ranks[rank], message)
 
-    def _expire_submission(
-        self, local_rank: LocalRank, generation: int, instance: int, op: str, timeout: float
-    ) -> None:
+    def _expire_submission(self, local_rank: LocalRank, generation: int, number: int, op: str, timeout: float) -> None:
         past = self._past_verdicts.get(generation)
         if generation == self._generation.number:
-            self._generation.expire_submission(local_rank, instance, op, timeout)
+            self._generation.expire_submission(local_rank, number, op, timeout)
         elif past is not None:
-            self._generation.fail(local_rank, instance, past)
+            self._generation.fail(local_rank, number, past)
         else:
-            self._early_submissions.append(
-                lambda: self._expire_submission(local_rank, generation, instance, op, timeout)
-            )
+            self._early_submissions.append(lambda: self._expire_submission(local_rank, generation, number, op, timeout))
 
     def _on_client_lost(self, rank: int, why: str) -> None:
         self._ranks.release_rank(rank)
@@ -494,7 +498,3 @@ class GroupLoop:
         self._ranks.close()
         self._worker.on_closed(self)
         self._poller.close()
-
-
-def _noop() -> None:
-    """Do nothing: it is enough that the group loop wakes."""

@@ -26,7 +26,7 @@ from collectived_runtime.engine.gpu.group_communicators import GroupCommunicator
 from collectived_runtime.engine.gpu.launch_agreement import AgreementContext, compute_peers
 from collectived_runtime.engine.gpu.nccl_task import with_grace_period
 from collectived_runtime.engine.gpu.rows_task import RowsTask
-from collectived_runtime.engine.loop.execution import Delivery, Execution
+from collectived_runtime.engine.loop.execution import Execution, ResultDelivery
 from collectived_runtime.engine.loop.programs import ProgramCache
 from collectived_runtime.engine.run import host_task
 from collectived_runtime.engine.run.announce import announce
@@ -155,7 +155,7 @@ class Phases:
             value_bytes = sum(leaf.nbytes for leaf in instance.collective.leaves)
             if crossing.partials:
                 self._tools.counters.folded_bytes += len(instance.arrivals) * value_bytes
-            delivery = Delivery(memory=crossing.result, is_shared=True)
+            delivery = ResultDelivery(memory=crossing.result, is_shared=True)
             yield self.execute(instance, program, crossing.sources, delivery, crossing.partials)
             if not crossing.bring():
                 instance.bar()
@@ -167,7 +167,7 @@ class Phases:
         instance: Instance,
         program: CompiledCollective,
         sources: Sequence[Any],
-        delivery: Delivery,
+        delivery: ResultDelivery,
         partials: Sequence[Any] = (),
     ) -> Execution:
         """Execute the program of an instance. From here on its contract is part of the chain.

@@ -1,7 +1,7 @@
 """Sends and recvs that ranks wait for: when they are reported, and by which verdict they end.
 
-Of groups whose ranks meet in a segment these are the ones that have waited for a while: their ranks carry letters by
-themselves, and say which of them still waits, and which does no more.
+Of ranks that carry messages by themselves these are the ones that have waited for a while: the ranks say which of them
+still waits, and which does no more.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ LAST_MESSAGES_SECONDS = 0.1  # after a verdict
 
 @dataclass(slots=True, eq=False)
 class PendingOp:
-    """A send or recv that a rank waits for. `peer` is the rank at its other end, or ANY_SOURCE."""
+    """A send or recv that a rank waits for. `peer` is the rank at its other end, or ANY_SOURCE.
+
+    Where `watched`, its rank carries it out by itself.
+    """
 
     rank: int
     number: int
@@ -36,6 +39,7 @@ class PendingOp:
     timeout: float
     submitted_at: float
     stall_at: float
+    watched: bool = False
     overdue: bool = False  # reported
     stalled: bool = False  # the same
 
@@ -118,7 +122,7 @@ class PendingOps:
         now = time.monotonic()
         deadline = now + submission.remaining if submission.remaining else math.inf
         times = (deadline, submission.timeout, now, now + self._stall_after)
-        return PendingOp(rank, submission.instance, prepared, peer, *times)
+        return PendingOp(rank, submission.instance, prepared, peer, *times, watched=submission.watched)
 
     def add(self, post: PendingOp) -> None:
         self._pending[post.rank, post.number] = post
@@ -145,10 +149,10 @@ class PendingOps:
         self._reporter.report_if_departed(rank, post.peer, post.description)
         return None
 
-    def drop(self, rank: int) -> None:
-        """This rank waits for nothing any more."""
-        for key in [key for key in self._pending if key[0] == rank]:
-            self.remove(*key)
+    def drop_watched(self, rank: int) -> None:
+        """This rank carries out nothing any more."""
+        for post in [post for post in self._pending.values() if post.rank == rank and post.watched]:
+            self.remove(rank, post.number)
 
     def report_departed_peers(self) -> None:
         """Report sends and recvs that wait for ranks that have left."""

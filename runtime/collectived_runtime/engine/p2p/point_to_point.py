@@ -6,42 +6,41 @@ complete. Letters of one address (receiver, sender, tag) keep their order (`matc
 thread reads its memory any more, a recv when its letter is there. Posts that wait when a verdict comes fail a moment
 later, for letters of a rank that has left may still be on their way; where a rank has left in order, only posts that
 wait for it. A receive that is cancelled, or whose time is over, ends alone: later letters are for others.
+
+A rank that *matches by itself* gets each letter at once, and its worker only watches what it says that it waits for.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from collectived_proto.codec import collective_from_proto
-from collectived_proto.errors import Code, InvalidArgumentError
+from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
+from collectived_proto.ipc.matcher import Matcher
+from collectived_proto.ipc.rank_messages import Unclaimed
 from collectived_proto.types import ANY_SOURCE, Recv, Send, Verdict
-from collectived_proto.v1 import common_pb2
-from collectived_runtime.engine.base import arenas
 from collectived_runtime.engine.base.arenas import ResultArenas, ResultSlot
-from collectived_runtime.engine.base.memory_budget import MemoryBudget, MemoryExhausted
+from collectived_runtime.engine.base.memory_budget import MemoryBudget
 from collectived_runtime.engine.clients.doorbells import Doorbells
 from collectived_runtime.engine.clients.local_rank import InputBuffers, LocalRank
-from collectived_runtime.engine.compile import negotiation
 from collectived_runtime.engine.compile.program import CHANNELS
-from collectived_runtime.engine.p2p.matcher import Matcher
+from collectived_runtime.engine.p2p.deliveries import Deliveries
+from collectived_runtime.engine.p2p.descriptions import SentDescriptions, read_layout
+from collectived_runtime.engine.p2p.message_memory import WORKER, MessageMemory
 from collectived_runtime.engine.p2p.pending_ops import PeerReports, PendingOp, PendingOps
+from collectived_runtime.engine.p2p.rank_links import RankLinkLender
 from collectived_runtime.engine.record.counters import POINT_TO_POINT
 from collectived_runtime.engine.record.group_records import GroupRecords
 from collectived_runtime.engine.run import message as letters
 from collectived_runtime.engine.run.host_task import copy_in_stretches
 from collectived_runtime.engine.run.links import PeerNetwork
 from collectived_runtime.engine.run.path_watch import PathWatch
-from collectived_runtime.engine.run.schedule import YIELD_NOW, Wait
 from collectived_runtime.engine.run.streams import (
     OutgoingMessage,
     ReceiveStream,
@@ -55,9 +54,6 @@ from collectived_runtime.transport import frame as frames
 from collectived_runtime.transport.link import BytesLike, Link, LinkBroken, LinkProtocolError
 
 CHANNEL = CHANNELS  # the one after those of tasks
-_WORKER = -1  # holds the slots of letters that no recv has asked for yet
-_SHORT_BYTES = 4096  # of a description; longer ones are not kept, for a client chooses their length
-_MAX_DESCRIPTIONS = 64  # that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +97,15 @@ class PointToPoint:
         size = context.network.topology.group.size
         self.ops = PendingOps(self._generation, size, reports, context.records, context.stall_after)
         self._matcher: Matcher[PendingOp, ResultSlot] = Matcher()
-        self._arriving: dict[Link, ResultSlot] = {}
-        self._local_copies: deque[Iterator[Wait]] = deque()
+        self._matching: set[int] = set()  # ranks that match by themselves
+        self._memory = MessageMemory(context.results, context.budget)
+        most = self._memory.most_unexpected // len(context.network.topology.own_ranks)
+        self._rank_links = RankLinkLender(context.network, context.doorbells, most)
+        self._deliveries = Deliveries(self._generation, context.doorbells, self._memory)
+        self._local_copies: dict[int, deque[Iterator[bool]]] = {}  # by receiver
         self._out: dict[int, SendStream] = {}  # by place
         self._in: list[ReceiveStream] = []
-        self._descriptions: dict[int, tuple[PreparedCollective, bytes]] = {}  # by identity
+        self._descriptions = SentDescriptions()
         self._path_watch = PathWatch(context.network.path_timeout)
         self._closed = False
         accept_links(context.network, CHANNEL, self._on_link)
@@ -126,19 +126,26 @@ class PointToPoint:
     # From ranks
 
     def submit(self, local_rank: LocalRank, submission: messages.Submit, prepared: PreparedCollective) -> None:
-        """A rank submits a send or a recv.
+        """A rank submits a send or a recv, or says that it waits for one that it carries out by itself.
 
         Raises:
             OutOfOrder: it skips a number, or has too many outstanding.
+            MalformedMessage: a rank that matches by itself is to receive.
         """
+        matches = local_rank.rank in self._matching
+        if submission.watched:
+            self._watch(local_rank, submission, prepared)
+            return
         expected = self._next.get(local_rank.rank, messages.P2P_BASE)
         if submission.instance < expected:
             for message in local_rank.get_outcomes(submission.instance):
                 self._context.doorbells.send(local_rank, message)
             return
-        if submission.instance > expected:
+        if submission.instance > expected and not matches:  # else it has carried out those between by itself
             number = submission.instance - messages.P2P_BASE
             raise OutOfOrder(f"rank {local_rank.rank} submitted send or recv {number} out of turn")
+        if matches and isinstance(prepared.collective.operation, Recv):
+            raise messages.MalformedMessage(f"{prepared.op} of rank {local_rank.rank}, which matches by itself")
         post = self.ops.make(local_rank.rank, submission, prepared)
         self._next[local_rank.rank] = submission.instance + 1
         if isinstance(prepared.collective.operation, Send):
@@ -146,6 +153,33 @@ class PointToPoint:
             self._send(local_rank, post, (post.peer, post.rank, post.tag), sources)
         else:
             self._receive(post)
+
+    def _watch(self, local_rank: LocalRank, submission: messages.Submit, prepared: PreparedCollective) -> None:
+        if not self.ops and len(self._network.topology.peers) > 1:
+            self._path_watch.start()
+        if verdict := self.ops.watch(local_rank.rank, submission, prepared):
+            self._fail(local_rank, submission.instance, verdict)
+
+    def hand_over(self, local_rank: LocalRank) -> None:
+        """A rank matches by itself from now on: it gets what has come for it, and what comes.
+
+        Raises:
+            MalformedMessage: it has submitted receives for this worker to match.
+        """
+        rank = local_rank.rank
+        if rank in self._matching or local_rank.doorbell is None:
+            return
+        if any(post.rank == rank and self._matcher.withdraw(post) for post in self.ops.posts):
+            raise messages.MalformedMessage(f"rank {rank} matches by itself, and has submitted receives")
+        self._matching.add(rank)
+        for sender, tag, slot in self._matcher.take_messages(rank):
+            self._match_message((rank, sender, tag), slot)
+        self._rank_links.begin(rank)
+
+    def part(self, rank: int, *, is_lost: bool) -> None:
+        """A rank has left, or is lost: it carries out nothing by itself any more."""
+        self.ops.drop_watched(rank)
+        self._rank_links.end(rank, is_lost=is_lost)
 
     def withdraw(self, local_rank: LocalRank, request: messages.Withdrawal) -> None:
         """A rank takes a receive back, or says that it has, in a segment.
@@ -168,6 +202,13 @@ class PointToPoint:
             self._matcher.withdraw(post)  # of a rank that says so though its worker carries messages
             self.ops.record(self.ops.remove(rank, number))
 
+    def report_unclaimed(self, local_rank: LocalRank, told: Unclaimed) -> None:
+        """A rank that matches by itself has no room for a message that comes over a rank link."""
+        self._context.doorbells.throttle(local_rank)
+        if told.generation == self._generation and told.source < self._network.topology.group.size:
+            text = f"{told.nbytes} bytes with tag {told.tag}: {told.kept} bytes wait to be received already"
+            self._reporter.report_unclaimed(local_rank.rank, told.source, text)
+
     def report_overdue(self, local_rank: LocalRank, overdue: messages.OverdueReceive) -> None:
         """A rank in a segment says that by its deadline only a part of a message has come."""
         post = self.ops.find(local_rank.rank, overdue.instance)
@@ -178,8 +219,8 @@ class PointToPoint:
 
     def drop_receiver(self, rank: int) -> None:
         """Drop the receives of a rank that has gone; its sends go on."""
-        for slot in self._matcher.drop_messages(rank):
-            self._context.results.release(slot.number, _WORKER)
+        for _, _, slot in self._matcher.take_messages(rank):
+            self._memory.release(slot)
         for post in self.ops.posts:
             if post.rank == rank and isinstance(post.prepared.collective.operation, Recv):
                 self._matcher.withdraw(self.ops.remove(rank, post.number))
@@ -198,17 +239,27 @@ class PointToPoint:
     # Due reports
 
     def advance(self) -> bool:
-        """Copies on; whether there is more to copy."""
-        if self._local_copies and next(self._local_copies[0], None) is None:
-            self._local_copies.popleft()
-        return bool(self._local_copies)
+        """Go on with what waited for ranks to read or release, and copy; whether there is more to copy now."""
+        self._deliveries.advance()
+        if self._memory.is_awaited:
+            for way in tuple(self._in):
+                way.resume()
+        is_copying = False
+        for receiver, copies in list(self._local_copies.items()):
+            goes_on = next(copies[0], None)
+            if goes_on is None:
+                copies.popleft()
+                if not copies:
+                    self._local_copies.pop(receiver, None)
+            is_copying |= goes_on is not False and bool(copies)
+        return is_copying
 
     def next_deadline(self) -> float:
-        """When `on_timer` has something to do; inf where no rank waits."""
+        """When `on_timer` or `advance` has something to do; inf where no rank and no message waits."""
         if not self.ops:
             self._path_watch.stop()
-            return math.inf
-        return min(self.ops.next_deadline(), self._path_watch.next_deadline)
+            return self._memory.next_deadline
+        return min(self.ops.next_deadline(), self._path_watch.next_deadline, self._memory.next_deadline)
 
     def _add(self, post: PendingOp) -> None:
         if not self.ops:
@@ -238,7 +289,8 @@ class PointToPoint:
         leaving = [way.link for way in self._out.values() if not way.idle]
         coming = [way.link for way in self._in]
         awaited = [link for link in coming if link is not None and (takes_any or link.peer in senders)]
-        return [link for link in leaving if link is not None] + awaited
+        lent = self._rank_links.list_awaited(self.ops.posts)
+        return [link for link in leaving if link is not None] + awaited + lent
 
     def close(self) -> None:
         self._closed = True
@@ -247,9 +299,11 @@ class PointToPoint:
             way_out.close()
         for way_in in self._in:
             way_in.close()
-        for slot in [*self._arriving.values(), *self._matcher.list_messages()]:
-            self._context.results.release(slot.number, _WORKER)
-        self._arriving.clear()
+        self._rank_links.close()
+        self._deliveries.close()
+        self._memory.close()
+        for slot in self._matcher.list_messages():
+            self._memory.release(slot)
         self._matcher = Matcher()
         self._local_copies.clear()
 
@@ -264,14 +318,15 @@ class PointToPoint:
             return
         self._add(post)
         collective = post.prepared.collective
-        description = self._describe(post.prepared)
+        description = self._descriptions.encode(post.prepared)
         leaves = [sources.leaf(index) for index in range(len(collective.leaves))]
         topology = self._network.topology
         place = topology.place_of(post.peer)
         if place == topology.place:
-            self._local_copies.append(
-                self._copy_locally(post, address, letters.MessageLayout.for_collective(collective, description), leaves)
-            )
+            form = letters.MessageLayout.for_collective(collective, description)
+            copies = self._local_copies.setdefault(post.peer, deque())
+            copies.append(self._copy_locally(post, address, form, leaves))
+            self._rank_links.note_send(post.rank, post.peer)
             return
         header = letters.encode_header(topology.group.key, self._generation, address, description, leaves)
         parts: deque[BytesLike] = deque([header, description, *(leaf.data for leaf in leaves if len(leaf))])
@@ -282,18 +337,7 @@ class PointToPoint:
             )
         self._out[place].send(OutgoingMessage(post.rank, parts, lambda: self._complete_send(post), post.number))
         self._reporter.report_if_departed(post.rank, post.peer, post.description)
-
-    def _describe(self, prepared: PreparedCollective) -> bytes:
-        """The header before the bytes of a send; short ones are kept, for most sends are like the ones before."""
-        known = self._descriptions.get(id(prepared))
-        if known is not None:
-            return known[1]
-        description = negotiation.encode_announcement(prepared.collective)
-        if len(description) <= _SHORT_BYTES:
-            if len(self._descriptions) >= _MAX_DESCRIPTIONS:
-                self._descriptions.clear()
-            self._descriptions[id(prepared)] = prepared, description
-        return description
+        self._rank_links.note_send(post.rank, post.peer)
 
     def _copy_locally(
         self,
@@ -301,13 +345,19 @@ class PointToPoint:
         address: letters.MessageAddress,
         form: letters.MessageLayout,
         leaves: Sequence[NDArray[np.uint8]],
-    ) -> Iterator[Wait]:
-        slot = self._allocate_slot(address, form)
-        if slot is None:
-            return
+    ) -> Iterator[bool]:
+        """Copy step by step; each yield says whether it can go on at once."""
+        try:
+            while (slot := self._allocate_slot(post, address, form)) is None:
+                if self._memory.is_refused(post):
+                    return
+                yield False
+        finally:
+            self._memory.forget(post)
         for leaf, place in zip(leaves, form.prepare_slot(slot.memory), strict=True):
-            yield from copy_in_stretches(leaf, place)
-            yield YIELD_NOW
+            for _ in copy_in_stretches(leaf, place):
+                yield True
+            yield True
         self._complete_send(post)
         self._match_message(address, slot)
 
@@ -328,19 +378,17 @@ class PointToPoint:
     def _add_receive_stream(self, link: Link) -> None:
         def begin(frame: frames.Frame, description: bytes) -> Sequence[NDArray[np.uint8]] | None:
             form, address = self._parse_header(link, frame, description)
-            slot = self._allocate_slot(address, form)
+            slot = self._allocate_slot(link, address, form)
             if slot is None:
                 return None
-            self._arriving[link] = slot
+            self._memory.arriving[link] = slot
             return form.prepare_slot(slot.memory)
 
         def arrived(frame: frames.Frame) -> None:
-            self._match_message(letters.parse_address(frame), self._arriving.pop(link))
+            self._match_message(letters.parse_address(frame), self._memory.arriving.pop(link))
 
         def broken(error: LinkBroken) -> None:
-            slot = self._arriving.pop(link, None)
-            if slot is not None:
-                self._context.results.release(slot.number, _WORKER)
+            self._memory.forget(link)
             self._broken(error)
 
         kind = frames.FrameKind.MESSAGE
@@ -356,38 +404,36 @@ class PointToPoint:
             0
         ] not in topology.own_ranks:
             raise LinkProtocolError(f"a message for rank {address[0]}, which is not of this generation on this worker")
-        try:
-            layout, nbytes = (_read_short if len(description) <= _SHORT_BYTES else _read)(description)
-        except (DecodeError, InvalidArgumentError) as error:
-            raise LinkProtocolError(f"a message whose description cannot be read: {error}") from None
-        if nbytes != frame.offset:
-            raise LinkProtocolError(f"a message of {frame.offset} bytes, which is not what it describes")
-        return layout, address
+        return read_layout(description, frame.offset), address
 
-    def _allocate_slot(self, address: letters.MessageAddress, form: letters.MessageLayout) -> ResultSlot | None:
-        """Memory for a letter; where there is none, its sender is at fault."""
+    def _allocate_slot(
+        self, message: object, address: letters.MessageAddress, form: letters.MessageLayout
+    ) -> ResultSlot | None:
+        """Memory for a letter; None: there is none yet, or its sender is at fault.
+
+        Args:
+            message: stands for the letter, or for what it comes on.
+        """
         receiver, sender, tag = address
-        try:
-            if not self._matcher.is_expected(*address):
-                self._check_unexpected_limit(form.size)
-            return self._context.results.acquire(form.size, (_WORKER,))
-        except (MemoryExhausted, OSError) as error:
-            self._reporter.report_unclaimed(receiver, sender, f"{form.size} bytes with tag {tag}: {error}")
-            return None
 
-    def _check_unexpected_limit(self, size: int) -> None:
-        """Raise MemoryExhausted where unclaimed letters would take more than their share of memory."""
-        kept = sum(slot.size for slot in self._matcher.list_messages())
-        kept += sum(slot.size for slot in self._arriving.values())
-        most = self._context.budget.limit // arenas.UNEXPECTED_MEMORY_DIVISOR
-        if kept + size > most:
-            raise MemoryExhausted(f"{kept} bytes wait to be received already, and {most} may")
+        def report(error: Exception) -> None:
+            self._reporter.report_unclaimed(receiver, sender, f"{form.size} bytes with tag {tag}: {error}")
+
+        def measure_unexpected() -> int:
+            return sum(slot.size for slot in self._matcher.list_messages())
+
+        counted = None if self._matcher.expects(*address) else measure_unexpected
+        matching = self._context.doorbells.local_ranks[receiver] if receiver in self._matching else None
+        return self._memory.acquire(message, form.size, counted, matching, report)
 
     def _match_message(self, address: letters.MessageAddress, slot: ResultSlot) -> None:
         """Match a letter that has come with the first recv that asks for it."""
         receiver = self._context.doorbells.local_ranks.get(address[0])  # None: its join is not through yet
         if receiver is not None and receiver.closed:
-            self._context.results.release(slot.number, _WORKER)
+            self._memory.release(slot)
+            return
+        if receiver is not None and receiver.rank in self._matching:
+            self._deliveries.send(receiver, address, slot)
             return
         post = self._matcher.deliver(slot, *address)
         if post is not None:
@@ -414,7 +460,7 @@ class PointToPoint:
         self.ops.record(post, nbytes=slot.size)
         self._count(post, 0)  # its sender's worker has counted it
         slot.holders.add(post.rank)
-        self._context.results.release(slot.number, _WORKER)
+        self._context.results.release(slot.number, WORKER)
         place = slot.arena.number, slot.offset, slot.number
         done = messages.Completion(post.number, 0, True, True, *place, source=source)
         self._send_outcome(post.rank, post.number, done.encode())
@@ -429,13 +475,3 @@ class PointToPoint:
         local_rank = self._context.doorbells.local_ranks[rank]
         local_rank.record_outcome(number, message)
         self._context.doorbells.send(local_rank, message)
-
-
-def _read(description: bytes) -> tuple[letters.MessageLayout, int]:
-    """How what is described lies in a slot, and how many bytes its leaves have."""
-    collective = collective_from_proto(common_pb2.Collective.FromString(description))
-    layout = letters.MessageLayout.for_collective(collective, description)
-    return layout, sum(leaf.nbytes for leaf in collective.leaves)
-
-
-_read_short = lru_cache(maxsize=_MAX_DESCRIPTIONS)(_read)  # most messages are like the ones before

@@ -63,6 +63,18 @@ def encode_header(
     return frames.Frame(kind, 0, 0, 0, key, generation, 0, between, _TAG.pack(tag), nbytes, len(description)).encode()
 
 
+def encode_rank_link(key: int, generation: int, sender: int, receiver: int) -> bytes:
+    """The one frame on a link that two workers lend to two of their ranks."""
+    between = _BETWEEN.pack(sender, receiver)
+    return frames.Frame(frames.FrameKind.RANK_LINK, 0, 0, 0, key, generation, 0, between, bytes(8), 0, 0).encode()
+
+
+def parse_rank_link(frame: frames.Frame) -> tuple[int, int]:
+    """(sender, receiver)."""
+    sender, receiver = _BETWEEN.unpack(frame.plan)
+    return sender, receiver
+
+
 def parse_address(frame: frames.Frame) -> MessageAddress:
     """Whom a message is for, and from."""
     sender, receiver = _BETWEEN.unpack(frame.plan)

@@ -172,10 +172,14 @@ def make_dialer(
     channel: int,
     place: int,
     closed: Callable[[], bool],
+    is_new: bool = False,
 ) -> Dialer:
     """Return a function that dials a peer and passes on the link in the group loop's thread.
 
     The link is dropped where the stream is closed meanwhile.
+
+    Args:
+        is_new: a connection that was kept will not do.
     """
     topology, poller = network.topology, network.poller
     peer, me = topology.peers[place], topology.peers[topology.place].task
@@ -188,14 +192,14 @@ def make_dialer(
         def failed(error: LinkBroken) -> None:
             poller.call_soon_threadsafe(lambda: None if closed() else broken(error))
 
-        network.link_provider.dial(
-            DialRequest(get_peer_address(peer), hello, arrived, failed, incarnation=peer.incarnation)
-        )
+        incarnation = "" if is_new else peer.incarnation
+        network.link_provider.dial(DialRequest(get_peer_address(peer), hello, arrived, failed, incarnation=incarnation))
 
     return reach
 
 
-# Given the frame and the description of a message, the memory for its leaves; None: there is none.
+# Given the frame and the description of a message, the memory for its leaves; None: there is none now. May be called
+# again with the same.
 AllocateBuffers = Callable[[frames.Frame, bytes], Sequence[NDArray[np.uint8]] | None]
 
 
@@ -239,6 +243,11 @@ class ReceiveStream:
         """Bytes received over this stream."""
         return self._link.bytes_received
 
+    def resume(self) -> None:
+        """Ask again for memory that was not there, and read on."""
+        if not self._closed:
+            self._event(0)
+
     def close(self) -> None:
         """Give the link back."""
         if not self._closed:
@@ -276,10 +285,14 @@ class ReceiveStream:
             self._at_frame_boundary = False
             description = bytearray(frame.length)
             yield from self._fill(memoryview(description))
-            places = self._allocate_buffers(frame, bytes(description))
-            while places is None:  # a verdict is on its way; until then nothing behind this is read
+            described = bytes(description)
+            places = self._allocate_buffers(frame, described)
+            if places is None:  # until there is room, or a verdict, nothing behind this is read
                 self._poller.change(link.stream.fileno(), 0)
-                yield
+                while places is None:
+                    yield
+                    places = self._allocate_buffers(frame, described)
+                self._poller.change(link.stream.fileno(), select.POLLIN)
             for place in places:
                 yield from self._fill(place.data)
             self._at_frame_boundary = True

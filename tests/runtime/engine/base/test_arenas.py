@@ -66,6 +66,18 @@ def test_a_slot_that_is_free_again_is_taken_by_the_next_of_its_size(make: Any) -
     assert budget.used == used
 
 
+def test_a_late_release_of_a_slot_does_not_concern_its_next_use(make: Any) -> None:
+    results, _, _ = make(1 << 30)
+    slot = results.acquire(LARGE, (0, 1))
+    old = slot.number
+    assert results.is_held(old, 0) and not results.is_held(old, 2)
+    free(results, slot)
+    again = results.acquire(LARGE, (0,))
+    assert again.offset == slot.offset and not results.is_held(old, 0)
+    results.release(old, 0)
+    assert results.is_held(again.number, 0)
+
+
 def test_slots_of_ever_changing_sizes_do_not_use_more_and_more_memory(make: Any) -> None:
     results, budget, _ = make(1 << 30)
     for size in range(1, 300):

@@ -20,6 +20,7 @@ from collectived_proto.types import AllGather, Broadcast, Collective, DType, Lea
 from collectived_runtime.engine.clients.local_rank import LocalRank
 from collectived_runtime.engine.compile.negotiation import prepare
 from collectived_runtime.engine.failure.spanning_watch import SpanningWatch
+from collectived_runtime.engine.record.counters import POINT_TO_POINT
 from collectived_runtime.engine.submit.tracker import Arrival
 
 GATHERS = 7  # number of a description that is not carried out in the segment
@@ -432,3 +433,24 @@ def test_how_many_wait_to_join_is_read_with_the_sum_though_the_worker_is_ahead(h
     host.complete_gather(1)
     host.engines[1].advance(1 << 20)
     assert [job.waiting() for job in jobs] == [1, 1]
+
+
+def test_messages_that_ranks_send_and_receive_by_themselves_count_until_the_end(host: SpanningHost) -> None:
+    def counted() -> dict[str, tuple[int, int, float]]:
+        return {
+            op: (sum(total.durations.counts), total.nbytes, total.durations.seconds)
+            for (op, algorithm), total in host.counters.totals.items()
+            if algorithm == POINT_TO_POINT
+        }
+
+    for engine in host.engines:
+        engine.count_message(core.SENDS, 100, 500_000_000)
+    for _ in range(3):
+        host.watch.look()
+        assert counted() == {"send": (2, 200, 1.0)}
+    host.engines[1].count_message(core.RECEIVES, 100, 250_000_000)
+    host.spanning.close()
+    assert counted() == {"send": (2, 200, 1.0), "recv": (1, 0, 0.25)}
+    successor, _ = host.begin(101, 0)
+    assert isinstance(successor, SpanningWatch)
+    host.spanning = successor  # which is closed with the host

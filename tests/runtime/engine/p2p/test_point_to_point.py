@@ -17,7 +17,7 @@ from collectived_proto.ipc import messages
 from collectived_proto.types import ANY_SOURCE, AllReduce, Recv, ReduceOp, ReportKind, Send
 from collectived_proto.v1 import common_pb2
 from collectived_runtime.engine.base import arenas
-from collectived_runtime.engine.p2p import pending_ops, point_to_point
+from collectived_runtime.engine.p2p import descriptions, pending_ops, point_to_point
 from collectived_runtime.engine.run import streams
 from collectived_runtime.transport.link import LinkBroken
 
@@ -104,17 +104,17 @@ def test_letters_of_every_size_arrive_whole(world: Any, monkeypatch: pytest.Monk
 
 def test_few_and_only_short_descriptions_of_sends_are_kept(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     here = world(1, 1)
-    kept = here.group_loops[0]._generation.point_to_point._descriptions
+    kept = here.group_loops[0]._generation.point_to_point._descriptions._known
 
     def send(count: int) -> None:
         here.ranks[0].post(Send(1), numbers(count))
         here.ranks[0].done()
 
-    for count in range(1, 2 * point_to_point._MAX_DESCRIPTIONS):
+    for count in range(1, 2 * descriptions.MAX_DESCRIPTIONS):
         send(count)
-        assert 0 < len(kept) <= point_to_point._MAX_DESCRIPTIONS
+        assert 0 < len(kept) <= descriptions.MAX_DESCRIPTIONS
     kept.clear()
-    monkeypatch.setattr(point_to_point, "_SHORT_BYTES", 1)
+    monkeypatch.setattr(descriptions, "SHORT_BYTES", 1)
     send(1000)
     assert not kept
 

@@ -42,6 +42,13 @@ class _Queue(Generic[R, M]):
             del self.posted[wanted]
         return receive
 
+    def find_message(self, source: int) -> M | None:
+        """The message that a receive from that source would get."""
+        if source == ANY_SOURCE:
+            return next(iter(self.messages.values()))[1] if self.messages else None
+        arrivals = self.arrivals.get(source)
+        return self.messages[arrivals[0]][1] if arrivals else None
+
     def pop_message(self, source: int) -> tuple[int, M] | None:
         """Take out the message that a receive from that source gets, and return it with its sender."""
         if source == ANY_SOURCE:
@@ -100,6 +107,29 @@ class Matcher(Generic[R, M]):
         self._tidy(key)
         return receive
 
+    def claim(self, receiver: int, source: int, tag: int) -> R | None:
+        """A message begins to come: take out the receive that gets it. None: none waits for it; see `deliver`."""
+        key = receiver, tag
+        queue = self._queues.get(key)
+        receive = None if queue is None else queue.pop_posted(source)
+        if receive is not None:
+            del self._places[receive]
+            self._tidy(key)
+        return receive
+
+    def find(self, receiver: int, source: int, tag: int) -> M | None:
+        """The message that a receive would get if it were posted now; None: it would wait."""
+        queue = self._queues.get((receiver, tag))
+        return None if queue is None else queue.find_message(source)
+
+    def take(self, receiver: int, source: int, tag: int) -> tuple[int, M]:
+        """Take out the message that `find` has found, with its sender."""
+        key = receiver, tag
+        found = self._queues[key].pop_message(source)
+        assert found is not None
+        self._tidy(key)
+        return found
+
     def withdraw(self, receive: R) -> bool:
         """Take a posted receive back; False where it waits no more."""
         place = self._places.pop(receive, None)
@@ -113,7 +143,7 @@ class Matcher(Generic[R, M]):
         self._tidy(key)
         return True
 
-    def is_expected(self, receiver: int, source: int, tag: int) -> bool:
+    def expects(self, receiver: int, source: int, tag: int) -> bool:
         """Whether a receive waits for a message of that address."""
         queue = self._queues.get((receiver, tag))
         return queue is not None and (source in queue.posted or ANY_SOURCE in queue.posted)
@@ -124,16 +154,21 @@ class Matcher(Generic[R, M]):
             for _, message in queue.messages.values():
                 yield message
 
-    def drop_messages(self, receiver: int) -> list[M]:
-        """Take out the messages for a receiver that asks for nothing any more."""
+    def take_messages(self, receiver: int) -> list[tuple[int, int, M]]:
+        """Take out the messages for a receiver for which nothing is matched any more.
+
+        Returns:
+            (sender, tag, message), in the order in which they have come.
+        """
         found = []
         for key in [key for key in self._queues if key[0] == receiver]:
             queue = self._queues[key]
-            found += [message for _, message in queue.messages.values()]
+            found += [(arrival, source, key[1], message) for arrival, (source, message) in queue.messages.items()]
             queue.messages.clear()
             queue.arrivals.clear()
             self._tidy(key)
-        return found
+        found.sort(key=lambda one: one[0])
+        return [(source, tag, message) for _, source, tag, message in found]
 
     def _tidy(self, key: tuple[int, int]) -> None:
         """Keep nothing of addresses at which nothing waits."""

@@ -7,8 +7,8 @@ import random
 import pytest
 from tests.matching_rules import MatchingRules
 
+from collectived_proto.ipc.matcher import Matcher
 from collectived_proto.types import ANY_SOURCE
-from collectived_runtime.engine.p2p.matcher import Matcher
 
 SENDERS, TAGS = 3, 2
 
@@ -50,7 +50,7 @@ def test_tags_and_receivers_do_not_mix(matcher: Matcher[str, str]) -> None:
     matcher.post("other tag", 0, ANY_SOURCE, 1)
     matcher.post("other receiver", 5, ANY_SOURCE, 0)
     assert matcher.deliver("message", 0, 1, 0) is None
-    assert not matcher.is_expected(0, 1, 0) and matcher.is_expected(0, 1, 1)
+    assert not matcher.expects(0, 1, 0) and matcher.expects(0, 1, 1)
 
 
 def test_a_withdrawn_receive_takes_nothing_and_the_next_one_does(matcher: Matcher[str, str]) -> None:
@@ -61,14 +61,16 @@ def test_a_withdrawn_receive_takes_nothing_and_the_next_one_does(matcher: Matche
     assert not matcher.withdraw("second")
 
 
-def test_messages_for_a_receiver_that_has_gone_are_given_back_and_those_of_others_kept(
+def test_messages_of_one_receiver_are_taken_out_as_they_came_and_those_of_others_kept(
     matcher: Matcher[str, str],
 ) -> None:
-    for receiver in (0, 1):
-        for tag in range(TAGS):
-            matcher.deliver(f"{receiver}.{tag}", receiver, 2, tag)
-    assert sorted(matcher.drop_messages(0)) == ["0.0", "0.1"]
-    assert sorted(matcher.list_messages()) == ["1.0", "1.1"]
+    came = [(2, 1), (0, 0), (2, 0), (1, 1), (2, 1)]  # sender and tag
+    for number, (sender, tag) in enumerate(came):
+        for receiver in (0, 1):
+            matcher.deliver(f"{receiver}.{number}", receiver, sender, tag)
+    assert matcher.take_messages(0) == [(sender, tag, f"0.{n}") for n, (sender, tag) in enumerate(came)]
+    assert matcher.take_messages(0) == []
+    assert sorted(matcher.list_messages()) == [f"1.{n}" for n in range(len(came))]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -82,7 +84,7 @@ def test_it_does_what_the_rules_say_in_any_order_of_events(seed: int) -> None:
         elif what < 0.9:
             sender = chance.randrange(SENDERS)
             expected = any(other == tag and wanted in (sender, ANY_SOURCE) for _, wanted, other in rules.receives)
-            assert matcher.is_expected(9, sender, tag) is expected
+            assert matcher.expects(9, sender, tag) is expected
             assert matcher.deliver(number, 9, sender, tag) == rules.deliver(number, sender, tag)
         else:
             receive = chance.randrange(number + 1)
@@ -97,3 +99,26 @@ def test_it_keeps_nothing_of_what_is_over(matcher: Matcher[str, str]) -> None:
         matcher.post("withdrawn", 0, 1, tag)
         matcher.withdraw("withdrawn")
     assert not matcher._queues and not matcher._places
+
+
+def test_a_message_is_found_and_taken_as_a_receive_would() -> None:
+    matcher: Matcher[str, str] = Matcher()
+    assert matcher.find(0, ANY_SOURCE, 0) is None and matcher.find(0, 1, 0) is None
+    for sender, message in ((2, "first"), (1, "second"), (2, "third")):
+        assert matcher.deliver(message, 0, sender, 0) is None
+    assert matcher.find(0, 1, 0) == "second" and matcher.find(0, ANY_SOURCE, 0) == "first"
+    assert matcher.find(0, 3, 0) is None and matcher.find(0, 1, 1) is None
+    assert matcher.take(0, ANY_SOURCE, 0) == (2, "first")
+    assert matcher.take(0, 2, 0) == (2, "third")
+    assert matcher.take(0, 1, 0) == (1, "second")
+    assert list(matcher.list_messages()) == []
+
+
+def test_a_message_that_begins_to_come_is_for_the_receive_that_was_posted_first() -> None:
+    matcher: Matcher[str, str] = Matcher()
+    assert matcher.claim(0, 1, 0) is None
+    for receive, source in (("any", ANY_SOURCE), ("named", 1)):
+        assert matcher.post(receive, 0, source, 0) is None
+    assert matcher.claim(0, 2, 1) is None
+    assert matcher.claim(0, 1, 0) == "any" and matcher.claim(0, 2, 0) is None
+    assert matcher.claim(0, 1, 0) == "named" and not matcher.withdraw("named")
