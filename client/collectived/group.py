@@ -279,30 +279,21 @@ class Group(Collectives):
                 frame = sys._getframe(2)
             except ValueError:  # a thread that does nothing but this call
                 frame = None
+            call = None
             try:
                 result = repeat(operation, value, out, frame)
-                call = None
                 if type(result) is tuple and frame is not None:
                     call = self._channel.resume(result, operation, value, out, frame)
+                    return self._channel.take_result(call, call.prepared.site)
+                if result is not NOT_REPEATED:
+                    return result
             except BaseException as error:
-                self._channel.abort_by_error(error)
+                if call is None or not isinstance(error, _TOLD):  # else this rank is where the others are
+                    self._channel.abort_by_error(error)
                 raise
-            if call is not None:
-                return self._take_resumed(call)
-            if result is not NOT_REPEATED:
-                return result
         merged, line = self._options(options, hints), call_site.name_frame(call_site.find_caller(2))
         deadline = Deadline.after(merged.timeout_seconds) if merged.timeout_seconds else None
         return self._start_anew(_CallTerms(operation, merged, line, deadline, async_op, special), value, out, frame)
-
-    def _take_resumed(self, call: Call) -> Any:
-        try:
-            return self._channel.take_result(call, call.prepared.site)
-        except _TOLD:  # this rank is where the others are
-            raise
-        except BaseException as error:
-            self._channel.abort_by_error(error)
-            raise
 
     def _start_anew(self, terms: _CallTerms, value: Any, out: Any, frame: FrameType | None) -> Any:
         """Start a call that the native core cannot repeat. `frame` is its caller's where it may be repeated later."""

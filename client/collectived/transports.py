@@ -19,10 +19,10 @@ from collectived.shared.device_memory import DeviceMemory
 from collectived.shared.doorbell import Doorbell
 from collectived.shared.memory import SessionSocket, SharedMemory
 from collectived.shared.stack_answers import StackAnswers
-from collectived_proto.types import GroupInfo
 
 if TYPE_CHECKING:
     from collectived.connection.rpc import JoinedGroup, OpenedSession, WorkerClient
+from collectived_proto.types import GroupInfo
 
 log = logging.getLogger("collectived")
 
@@ -173,19 +173,24 @@ def open_doorbell(joined: JoinedGroup, worker: str) -> Doorbell:
     info, rank = joined.group, joined.rank
     sock = seqpacket.connect(joined.socket_path, joined.token, _CONNECT_TIMEOUT, worker)
     try:
-        return (_open_in_segment if joined.has_segment else Doorbell)(sock, info, rank, worker)
+        if not joined.has_segment:
+            return Doorbell(sock, info, rank, worker)
+        return _open_in_segment(sock, info, rank, worker, joined.may_match)
     except BaseException:
         sock.close()
         raise
 
 
-def _open_in_segment(sock: socket.socket, info: GroupInfo, rank: int, name: str) -> Doorbell:
+def _open_in_segment(sock: socket.socket, info: GroupInfo, rank: int, name: str, may_match: bool) -> Doorbell:
     # Imported late, for they need the native core, and so Linux.
+    from collectived.shared.matching_channel import MatchingChannel
     from collectived.shared.segment_channel import SegmentChannel
     from collectived.shared.spanning_channel import SpanningChannel
 
-    spans_workers = len({member.worker for member in info.members}) > 1
-    channel = (SpanningChannel if spans_workers else SegmentChannel)(sock, info, rank, name)
+    kind = SegmentChannel
+    if len({member.worker for member in info.members}) > 1:
+        kind = MatchingChannel if may_match else SpanningChannel
+    channel = kind(sock, info, rank, name)
     try:
         channel.await_segment(_CONNECT_TIMEOUT)
     except BaseException:

@@ -53,6 +53,11 @@ class LeaderFollower:
             raise
         return True
 
+    @property
+    def is_led_elsewhere(self) -> bool:
+        """Whether another thread leads just now."""
+        return self._leader not in (0, threading.get_ident())
+
     def _resign(self, depth: int) -> None:
         """Leads no deeper than that; a thread that leads no more wakes a follower to do so."""
         with self._mutex:

@@ -103,6 +103,7 @@ class JoinedGroup:
     socket_path: str
     token: bytes
     has_segment: bool  # the ranks meet in shared memory
+    may_match: bool = False  # the rank may match its messages by itself
 
 
 _JOIN_TOKEN_BYTES = 16
@@ -323,7 +324,12 @@ class WorkerClient:
                 if joined.rank >= len(joined.group.members):
                     raise InternalError(f"{self.name} gave rank {joined.rank} of {len(joined.group.members)}")
                 return JoinedGroup(
-                    codec.group_from_proto(joined.group), joined.rank, joined.door, joined.token, joined.segment
+                    codec.group_from_proto(joined.group),
+                    joined.rank,
+                    joined.door,
+                    joined.token,
+                    joined.segment,
+                    joined.matching,
                 )
 
     def prepare(

@@ -265,7 +265,11 @@ class Doorbell(RankChannel):
             message, descriptor = seqpacket.receive(self._socket, self._buffer)
         except BlockingIOError:
             return None
-        return descriptor_lost() if descriptor == seqpacket.DESCRIPTOR_LOST else self._handle(message, descriptor)
+        if descriptor == seqpacket.DESCRIPTOR_LOST:
+            if message[0] != messages.MessageType.RANK_LINK:  # else messages go by the workers
+                return descriptor_lost()
+            descriptor = -1
+        return self._handle(message, descriptor)
 
     def _handle(self, message: bytes, descriptor: int) -> Exception | None:
         """Takes a message in; an error of this process, where it could not."""

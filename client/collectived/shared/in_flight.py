@@ -45,6 +45,8 @@ class InFlightCalls:
         pending_pings: of the PINGs that have not been answered, in order.
         never: a target that never comes, for threads that wait for any news.
         on_segment: takes over the descriptor that came with a message about segments.
+        on_matching: the same of messages for a rank that matches by itself.
+        on_ended: called when a call ends, and with which verdict.
         inputs_released: a target that comes when no memory is in use whose release the worker has promised to announce.
     """
 
@@ -60,7 +62,9 @@ class InFlightCalls:
         self.inputs_released = PingReply(None)
         self.inputs_released.received = True
         self.never = PingReply(None)
-        self.on_segment: Callable[[bytes, int], None] = _refuse_segment
+        self.on_segment: Callable[[bytes, int], None] = _refuse
+        self.on_matching: Callable[[bytes, int], None] = _refuse
+        self.on_ended: Callable[[Call, Verdict | None], None] = lambda call, verdict: None
         self._retired: dict[tuple[int, int], Call] = {}  # by generation and instance, until the worker says otherwise
         self._waiting = 0  # how many wait to join, as the worker said last
 
@@ -80,9 +84,14 @@ class InFlightCalls:
         if kind in _SEGMENT_KINDS and (descriptor >= 0 or kind is messages.MessageType.NO_SEGMENT):
             self.on_segment(message, descriptor)
             return
+        if kind is messages.MessageType.RANK_LINK:
+            self.on_matching(message, descriptor)
+            return
         if descriptor >= 0:
             os.close(descriptor)
-        if kind is messages.MessageType.FAILED:
+        if kind is messages.MessageType.MESSAGE:
+            self.on_matching(message, -1)
+        elif kind is messages.MessageType.FAILED:
             self._on_failed(*messages.parse_failed(message), messages.is_in_use(message))
         elif kind is messages.MessageType.WITHDRAWN:
             self._on_withdrawn(messages.parse_withdrawal(message))
@@ -215,6 +224,7 @@ class InFlightCalls:
                 self.results.release_event(call.launched.event)
             self._rank_state.on_call_ended(call, verdict)
             call.end(verdict, retire)
+        self.on_ended(call, verdict)
         self._callbacks.on_call_ended(call)
         del self.calls[call.instance]  # not before: what failed until here still has to end
         self._leader_follower.wake(call)
@@ -225,6 +235,7 @@ class InFlightCalls:
                     self._leader_follower.wake(echo)
 
 
-def _refuse_segment(message: bytes, descriptor: int) -> None:
-    os.close(descriptor)
-    raise messages.MalformedMessage("a segment that was not announced")
+def _refuse(message: bytes, descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
+    raise messages.MalformedMessage(f"a {messages.parse_type(message).name} that was not announced")

@@ -18,6 +18,7 @@ from collectived.calls.buffers import Backing
 from collectived.values.leaves import Array
 from collectived_proto.ipc import messages
 from collectived_proto.ipc.parts import ResultPart
+from collectived_proto.ipc.rank_messages import Delivery
 
 if sys.platform == "linux":
     from collectived_proto.ipc import arena as shared
@@ -94,8 +95,8 @@ class MappedResults:
         if arena is not None:
             arena.views.clear()
 
-    def open_slot(self, done: messages.Completion | ResultPart) -> MappedResult:
-        """The slot that a completion speaks of, or a part of a result.
+    def open_slot(self, done: messages.Completion | ResultPart | Delivery) -> MappedResult:
+        """The slot that a completion speaks of, a part of a result, or a message.
 
         Raises:
             MalformedMessage: it lies in an arena that was never handed over.

@@ -261,3 +261,24 @@ class SegmentCall(Call):
             return self.out.leaves[index]
         kind = UNKNOWN_KIND if self.prepared.accepts_any else self.prepared.kinds[index]
         return kind.restore(np.ascontiguousarray(result) if self._axis else result)
+
+
+class PointToPointCall(SegmentCall):
+    """A send or receive that a rank carries out by itself, and its worker watches once it has waited for a while.
+
+    Attributes:
+        is_announced: whether the worker knows that it waits.
+        began: when it was seen first that it does.
+    """
+
+    __slots__ = ("began", "is_announced")
+
+    def __init__(self, prepared: PreparedCall, arrays: list[Array], spec: nest.Spec) -> None:
+        super().__init__(prepared, arrays, spec)
+        self.is_announced = False
+        self.began = 0.0
+
+    @property
+    def expires_here(self) -> bool:
+        """Whether this process ends it at its deadline, rather than the worker."""
+        return False

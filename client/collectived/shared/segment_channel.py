@@ -25,7 +25,7 @@ from collectived.calls.prepare import PreparedCall
 from collectived.errors import DeadlineExceededError, InternalError, UnavailableError
 from collectived.shared import seqpacket
 from collectived.shared.doorbell import Doorbell
-from collectived.shared.segment_call import STOP_NANOSECONDS, SegmentCall
+from collectived.shared.segment_call import STOP_NANOSECONDS, PointToPointCall, SegmentCall
 from collectived.shared.segment_describer import Describer
 from collectived.shared.segment_engines import SegmentEngines
 from collectived.shared.segment_letters import Announcements, LetterCall
@@ -192,12 +192,12 @@ class SegmentChannel(Doorbell):
             self._refuse(error)
         self._end_letter(call, None, messages.Completion(call.instance, 0, True, False).encode())
 
-    def _on_withdrawn(self, call: LetterCall, code: Code) -> None:
+    def _on_withdrawn(self, call: PointToPointCall, code: Code) -> None:
         """A receive has ended alone, and has taken nothing."""
         told = messages.Withdrawal(call.generation, call.instance, code).encode()
         self._end_letter(call, self.rank_state.make_withdrawal(call, code), told)
 
-    def _end_letter(self, call: LetterCall, verdict: Verdict | None, told: bytes) -> None:
+    def _end_letter(self, call: PointToPointCall, verdict: Verdict | None, told: bytes) -> None:
         """End a send or receive, and report that to the worker if it knows that the call waits."""
         with self.mutex:
             ended, job = not call.complete, call.job
@@ -248,9 +248,13 @@ class SegmentChannel(Doorbell):
         elif not call.is_async:  # it has waited for a while
             self._announcements.announce(call)
         if call.is_async and not call.complete:
-            rests = self._announcements.add(call)
-            if not self._describer.start() and rests:
-                self._announcements.announce_old(0.0)
+            self._announce_later(call)
+
+    def _announce_later(self, call: PointToPointCall) -> None:
+        """Announce a send or receive that no thread waits for, once it has waited for a while."""
+        rests = self._announcements.add(call)
+        if not self._describer.start() and rests:
+            self._announcements.announce_old(0.0)
 
     def _handle(self, message: bytes, descriptor: int) -> Exception | None:
         self._count_instances()

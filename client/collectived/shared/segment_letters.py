@@ -12,7 +12,6 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from time import monotonic
 
@@ -20,21 +19,19 @@ import numpy as np
 
 from collectived.calls.prepare import PreparedCall
 from collectived.calls.timeout import DEADLINE_GRACE
-from collectived.shared.segment_call import STOP_NANOSECONDS, LetterForm, SegmentCall
-from collectived.shared.segment_plan import Schedule
+from collectived.shared.message_forms import describe_value, make_form, parse_description
+from collectived.shared.segment_call import STOP_NANOSECONDS, LetterForm, PointToPointCall
 from collectived.values import nest
 from collectived.values.leaves import Array
 from collectived_native import core
 from collectived_proto import root_value
 from collectived_proto.errors import Code
 from collectived_proto.ipc import messages
-from collectived_proto.numpy_types import to_numpy
-from collectived_proto.types import ANY_SOURCE, Broadcast, Collective, Recv, Send, Verdict
+from collectived_proto.types import ANY_SOURCE, Collective, Recv, Send, Verdict
 
 _PLAIN, _COMPRESSED, _APART = b"\0", b"\1", b"\2"  # how a value is described; apart: by the first bytes of the letter
 _LENGTHS = struct.Struct("<QQ")  # of such a description, and of all of the letter
 _LEAST_SECONDS = 1e-6  # left of a deadline that has passed
-_NEUTRAL = Broadcast(0)  # in place of the operation, so that equal values have equal descriptions
 _LOOK_NANOSECONDS = 1_000_000
 _LAST_SECONDS = 2.0  # for all of a letter that is being read when a verdict comes
 
@@ -61,23 +58,20 @@ class LetterProgram:
         self.preface: tuple[Array, ...] = ()
         if self.sends:
             blob, self.preface = _describe(prepared.collective)
-            self.known = _make_form(prepared.collective, sends=True), blob
+            self.known = make_form(prepared.collective, sends=True), blob
 
 
-class LetterCall(SegmentCall):
+class LetterCall(PointToPointCall):
     """
     Attributes:
-        is_announced: whether the worker knows that it waits.
         is_cancelled: whether its caller has taken it back, if nothing had come for it by then.
-        began: when it was seen first that it does.
     """
 
-    __slots__ = ("_description_bytes", "_whole", "began", "is_announced", "is_cancelled")
+    __slots__ = ("_description_bytes", "_whole", "is_cancelled")
 
     def __init__(self, prepared: PreparedCall, arrays: list[Array], spec: nest.Spec) -> None:
         super().__init__(prepared, arrays, spec)
-        self.is_announced = self.is_cancelled = False
-        self.began = 0.0
+        self.is_cancelled = False
         self._whole: Array | None = None  # a letter that begins with its description
         self._description_bytes = 0
 
@@ -138,6 +132,10 @@ class LetterCall(SegmentCall):
             return Code.DEADLINE_EXCEEDED
         return Code.CANCELLED if state == core.CANCELLED and self.is_cancelled else None
 
+    @property
+    def expires_here(self) -> bool:
+        return self.prepared.receives  # alone, by the clock of the core
+
     def end(self, verdict: Verdict | None = None, retire: bool = False) -> None:
         super().end(verdict, retire)
         if verdict is not None and self.is_running and self.job is not None:
@@ -155,28 +153,27 @@ class Announcements:
     def __init__(self, mutex: threading.Lock, send: Callable[[bytes], bool]) -> None:
         self._mutex = mutex
         self._send = send
-        self._young: deque[LetterCall] = deque()  # asynchronous ones that have not waited for long
+        self._young: deque[PointToPointCall] = deque()  # asynchronous ones that have not waited for long
         self._rests = False  # whether no thread will look at those soon
 
-    def add(self, call: LetterCall) -> bool:
+    def add(self, call: PointToPointCall) -> bool:
         """An asynchronous call does not end at once; whether `announce_old` has to be called in time."""
         call.began = monotonic()
         with self._mutex:
             self._young.append(call)
             return self._rests
 
-    def announce(self, call: LetterCall) -> None:
+    def announce(self, call: PointToPointCall) -> None:
         left = call.cutoff - DEADLINE_GRACE - monotonic()
-        # A receive ends alone, by the clock of the core.
-        remaining = 0.0 if left == math.inf or call.prepared.receives else max(left, _LEAST_SECONDS)
+        remaining = 0.0 if left == math.inf or call.expires_here else max(left, _LEAST_SECONDS)
         submit = messages.Submit(
-            call.generation, call.prepared.id, call.instance, remaining, False, (), timeout=call.timeout
+            call.generation, call.prepared.id, call.instance, remaining, False, (), timeout=call.timeout, watched=True
         )
         with self._mutex:  # once it has been said that it has ended, nothing more is said of it
             if not (call.is_announced or call.complete):
                 call.is_announced = self._send(submit.encode())
 
-    def announce_overdue(self, call: LetterCall, source: int) -> None:
+    def announce_overdue(self, call: PointToPointCall, source: int) -> None:
         """By its deadline only a part of what a receive takes has come."""
         self.announce(call)
         with self._mutex:
@@ -199,18 +196,9 @@ class Announcements:
                 return True
 
 
-def _make_form(collective: Collective, *, sends: bool) -> LetterForm:
-    types = tuple((to_numpy(leaf.dtype), leaf.shape) for leaf in collective.leaves)
-    leaves = tuple(range(len(types)))
-    schedule = Schedule((), leaves, (), (), (leaves,)) if sends else Schedule((), (), leaves, types, (leaves,))
-    return LetterForm(schedule, collective, collective.structure == nest.LEAF)
-
-
 def _describe(collective: Collective) -> tuple[bytes, tuple[Array, ...]]:
     """The description of a value for its receiver: a blob, or an array before all others where it is too long."""
-    from collectived_proto import codec  # late, for it brings protobuf, and `import collectived` is to be quick
-
-    described = codec.collective_to_proto(replace(collective, operation=_NEUTRAL, site="")).SerializeToString()
+    described = describe_value(collective)
     if len(described) < core.MAX_LETTER_BLOB:
         return _PLAIN + described, ()
     described = _COMPRESSED + zlib.compress(described, 1)
@@ -230,16 +218,10 @@ def _parse(described: bytes) -> LetterForm:
     Raises:
         ValueError: these bytes describe no value.
     """
-    from google.protobuf.message import DecodeError
-
-    from collectived_proto import codec
-    from collectived_proto.v1 import common_pb2
-
-    try:
-        text = described[1:]
-        if described[:1] == _COMPRESSED:
+    text = described[1:]
+    if described[:1] == _COMPRESSED:
+        try:
             text = zlib.decompressobj().decompress(text, root_value.MAX_BYTES)
-        collective = codec.collective_from_proto(common_pb2.Collective.FromString(text))
-    except (DecodeError, zlib.error) as error:
-        raise ValueError(f"a description that cannot be read: {error}") from None
-    return _make_form(collective, sends=False)
+        except zlib.error as error:
+            raise ValueError(f"a description that cannot be read: {error}") from None
+    return parse_description(text)

@@ -1,0 +1,155 @@
+"""The messages and receives of a rank that matches by itself, in one generation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, deque
+from time import monotonic
+
+from collectived.shared.message_call import SHORT_BYTES, KeptMessage, MessageCall
+from collectived.shared.rank_links import RankLinks
+from collectived_proto.ipc.matcher import Matcher
+from collectived_proto.ipc.rank_messages import Header
+from collectived_proto.types import ANY_SOURCE, Recv
+
+_BROKEN_SECONDS = 2.0  # in which the verdict comes if a link has ended because a rank or a worker is lost
+
+
+class MessageExchange:
+    """Under its channel's mutex, but for its links.
+
+    Args:
+        rank: this one.
+
+    Attributes:
+        given: by receiver, how many messages this rank gave to its worker.
+        most_kept: bytes of messages over links that may be kept for receives that are not posted yet.
+        short_receives: how many threads wait for a short message without a call.
+        wants_call: whether what comes for one of them is not short.
+        broken: links that have ended by an error, or amid a message: the peer, why, when, and whether they went to it.
+        due: receives that have a message, which is to be copied; see `pop_due`.
+        failed: calls that have ended by a verdict, and whose memory may be in use yet; see `peek_failed`.
+    """
+
+    def __init__(self, generation: int, rank: int, links: RankLinks) -> None:
+        self.generation = generation
+        self.links = links
+        self.matcher: Matcher[MessageCall, KeptMessage] = Matcher()
+        self.given: Counter[int] = Counter()
+        self.most_kept = self.short_receives = 0
+        self.wants_call = False
+        self.broken: list[tuple[int, str, float, bool]] = []
+        self.due: deque[tuple[MessageCall, KeptMessage]] = deque()
+        self.failed: deque[MessageCall] = deque()
+        self._rank = rank
+        self._kept_bytes = 0
+        self._delivered: Counter[int] = Counter()  # by sender, messages that have come by the worker
+        self._held: list[int] = []  # senders whose links are held for a call
+
+    def post(self, call: MessageCall) -> KeptMessage | None:
+        """Post a receive; the message that is there for it."""
+        operation = call.prepared.collective.operation
+        assert isinstance(operation, Recv)
+        found = self.matcher.post(call, self._rank, operation.source, operation.tag)
+        self.resume_held()
+        if found is None:
+            return None
+        self._match(call, found[0], found[1])
+        return found[1]
+
+    def pair(self, source: int, message: KeptMessage) -> MessageCall | None:
+        """A message is there; the receive that takes it."""
+        call = self.matcher.deliver(message, self._rank, source, message.tag)
+        if call is not None:
+            self._match(call, source, message)
+        return call
+
+    def claim(self, source: int, tag: int) -> MessageCall | None:
+        """A message begins to come over a link; the receive that takes it."""
+        call = self.matcher.claim(self._rank, source, tag)
+        if call is not None:
+            self._match(call, source, None)
+        return call
+
+    def _match(self, call: MessageCall, source: int, message: KeptMessage | None) -> None:
+        call.is_matched = True
+        if call.peer == ANY_SOURCE:
+            call.source = source
+        if message is not None:
+            self._kept_bytes -= message.cost
+
+    def find(self, operation: Recv) -> KeptMessage | None:
+        """The message that a receive would get if it were posted now."""
+        return self.matcher.find(self._rank, operation.source, operation.tag)
+
+    def take(self, operation: Recv) -> None:
+        """Take that out."""
+        _, message = self.matcher.take(self._rank, operation.source, operation.tag)
+        self._kept_bytes -= message.cost
+
+    def try_keep(self, cost: int) -> bool:
+        """Whether there is room for a message that no receive waits for; then it is counted."""
+        if self._kept_bytes + cost > self.most_kept:
+            return False
+        self._kept_bytes += cost
+        return True
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of messages over links that no receive has asked for yet."""
+        return self._kept_bytes
+
+    def pop_broken(self, *, is_over: bool) -> tuple[int, str, float, bool] | None:
+        """Take out a link that broke so long ago that no verdict will say why.
+
+        Args:
+            is_over: whether there is a verdict on the generation.
+        """
+        if is_over:
+            self.broken.clear()
+        if not self.broken or monotonic() < self.broken[0][2] + _BROKEN_SECONDS:
+            return None
+        return self.broken.pop(0)
+
+    def pop_due(self) -> tuple[MessageCall, KeptMessage] | None:
+        """Take out a receive and its message. Several threads may; without the mutex."""
+        try:
+            return self.due.popleft()
+        except IndexError:
+            return None
+
+    def peek_failed(self) -> MessageCall | None:
+        """A call that has failed, until `forget_failed`; the same."""
+        try:
+            return self.failed[0]
+        except IndexError:
+            return None
+
+    def forget_failed(self, call: MessageCall) -> None:
+        with contextlib.suppress(ValueError):  # another thread was quicker
+            self.failed.remove(call)
+
+    def count_delivered(self, source: int) -> None:
+        """A message has come by the worker."""
+        self._delivered[source] += 1
+        self.links.resume(source)
+
+    def may_read(self, source: int, header: Header) -> bool:
+        """Whether a message may be read now.
+
+        Not before those that its sender gave to its worker; nor one that is for a call which is about to begin, most
+        likely, and goes straight into its memory.
+        """
+        if self._delivered[source] < header.before:
+            return False
+        is_waited_for = self.short_receives and header.nbytes > SHORT_BYTES
+        if not is_waited_for or self.matcher.expects(self._rank, source, header.tag):
+            return True
+        self.wants_call = True
+        self._held.append(source)
+        return False
+
+    def resume_held(self) -> None:
+        """Read what was left for a call."""
+        while self._held:
+            self.links.resume(self._held.pop())
