@@ -18,6 +18,7 @@ from collectived_runtime import process
 from collectived_runtime.coordinator.core import registry, tuning
 from collectived_runtime.engine.base.arenas import UNEXPECTED_MEMORY_DIVISOR
 from collectived_runtime.engine.clients import doorbells
+from collectived_runtime.engine.p2p import rank_links
 from collectived_runtime.grpc_server import authentication, throttling
 from collectived_runtime.http.server import HttpLimits
 from collectived_runtime.limits.rate_limit import Rate
@@ -60,7 +61,8 @@ def _of_sessions() -> list[LimitRow]:
     share = _SHARES[sessions._RETAINED_DIVISOR]
     letters = (
         f"{_SHARES[UNEXPECTED_MEMORY_DIVISOR]} of the worker's shared memory; if all ranks are on one worker, each "
-        f"sender has its share of that, and {MAX_LETTERS:,} messages"
+        f"sender has its share of that, and {MAX_LETTERS:,} messages; of those that ranks of several workers send "
+        "themselves, each receiver keeps its share in its own process"
     )
     return [
         by_key("sessions of a worker", "worker.max_sessions", "the session is refused"),
@@ -132,6 +134,12 @@ def _of_sessions() -> list[LimitRow]:
             "",
             "the group fails (`RESOURCE_EXHAUSTED`), naming the sender; on one worker, after a second without a "
             "receive",
+        ),
+        LimitRow(
+            "connections over which a rank sends messages to ranks itself, in a group of several workers",
+            f"{rank_links.MAX_LINKS}",
+            "",
+            "messages to other ranks go by the workers",
         ),
     ]
 
