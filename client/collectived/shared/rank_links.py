@@ -206,8 +206,10 @@ class RankLinks:
         try:
             with self.stepping:
                 link.advance()
-        except (OSError, ValueError) as error:
+        except BaseException as error:  # the message that was being read is lost
             self._break(link, error)
+            if not isinstance(error, (OSError, ValueError)):
+                raise
             return
         if link.is_over:
             self._close(link)
@@ -263,14 +265,14 @@ class RankLinks:
                 self._epoll.register(descriptor, events)
             link.watched_events = events
 
-    def _break(self, link: OutgoingLink | IncomingLink, error: Exception) -> None:
+    def _break(self, link: OutgoingLink | IncomingLink, error: BaseException) -> None:
         is_used = not link.is_idle  # else nothing is lost: its peer has left, most likely
         if isinstance(link, IncomingLink) and not isinstance(error, ConnectionResetError):
             is_used = True
         self._close(link)
         if is_used and not link.is_reported:
             link.is_reported = True
-            why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
             self._user.on_broken(link.peer, why, isinstance(link, OutgoingLink))
             self._is_broken = True
             self.interrupt()  # the thread looks for the verdict
