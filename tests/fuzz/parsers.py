@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError, Message
 
+from collectived.shared.message_forms import describe_value, parse_description
+from collectived.shared.rank_link import IncomingLink
 from collectived.values import structure
 from collectived_proto import codec, group_codec
 from collectived_proto.devices import DeviceName
 from collectived_proto.errors import Code, CollectiveError
-from collectived_proto.ipc import messages, result_header
+from collectived_proto.ipc import messages, rank_messages, result_header
 from collectived_proto.types import (
     AllGather,
     AllReduce,
@@ -61,6 +64,8 @@ COLLECTIVES = tuple(
     )
 )
 
+_MOST_KEPT = 1 << 20  # bytes
+
 
 @dataclass(frozen=True)
 class Parser:
@@ -88,6 +93,10 @@ def _doorbell_of_clients(data: bytes) -> object:
             return messages.parse_withdrawal(data)
         case messages.MessageType.OVERDUE:
             return messages.parse_overdue(data)
+        case messages.MessageType.MATCHING:
+            return rank_messages.parse_matching(data)
+        case messages.MessageType.UNCLAIMED:
+            return rank_messages.parse_unclaimed(data)
         case _:
             return messages.parse_text(data)
 
@@ -109,12 +118,61 @@ def _doorbell_of_workers(data: bytes) -> object:
             return messages.parse_refused(data)
         case messages.MessageType.DEVICE_OPENED | messages.MessageType.NOT_OPENED:
             return messages.parse_ipc_open_result(data)
+        case messages.MessageType.MESSAGE:
+            return rank_messages.parse_delivery(data)
+        case messages.MessageType.RANK_LINK:
+            return rank_messages.parse_link_offer(data)
         case _:
             return messages.parse_arena(data)
 
 
 def _frame(data: bytes) -> object:
     return frame.parse(data[: frame.HEADER_BYTES].ljust(frame.HEADER_BYTES, b"\0"))
+
+
+def _messages_of_ranks(data: bytes) -> object:
+    """As a receiver reads what comes over a rank link, and thinks about the values."""
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(data)
+        near.setblocking(False)
+        keeper = _Keeper()
+        IncomingLink(near, 1, keeper).advance()
+        return [parse_description(description) for description in keeper.descriptions]
+
+
+class _Keeper:
+    """Takes each message of a rank, unless it is long."""
+
+    def __init__(self) -> None:
+        self.descriptions: list[bytes] = []
+
+    def may_read(self, source: int, header: rank_messages.Header) -> bool:
+        return True
+
+    def begin(self, source: int, header: rank_messages.Header, description: bytes) -> tuple[object, list[memoryview]]:
+        if header.nbytes > _MOST_KEPT:
+            raise ConnectionAbortedError("too long")
+        self.descriptions.append(description)
+        return None, [memoryview(bytearray(header.nbytes))]
+
+    def finish(self, source: int, taker: object) -> None: ...
+
+    def on_sent(self, sender: object) -> None: ...
+
+    def on_advanced(self) -> None: ...
+
+    def on_broken(self, peer: int, why: str, is_outgoing: bool) -> None: ...
+
+    def on_failure(self, error: BaseException) -> None: ...
+
+    def look(self) -> bool:
+        return False
+
+
+def _message_of_a_rank(value: bytes) -> bytes:
+    described = describe_value(COLLECTIVES[-1])
+    return rank_messages.Header(3, len(described), len(value), 0).encode() + described + value
 
 
 def _hello(data: bytes) -> object:
@@ -170,6 +228,8 @@ PARSERS = (
             messages.Withdrawal(1, messages.P2P_BASE + 2).encode(),
             messages.Withdrawal(1, messages.P2P_BASE + 2, 4).encode(),
             messages.OverdueReceive(1, messages.P2P_BASE + 2, 3).encode(),
+            rank_messages.encode_matching(1 << 40),
+            rank_messages.Unclaimed(1, 3, 4, 1 << 20, 5).encode(),
             messages.encode_bare(messages.MessageType.ABORT, "loss is NaN"),
             messages.encode_bare(messages.MessageType.LEAVE),
             messages.encode_arena(messages.MessageType.ARENA_REQUEST, 0, 1 << 20),
@@ -189,6 +249,8 @@ PARSERS = (
             messages.encode_arena(messages.MessageType.ARENA, 1, 4096),
             messages.IpcOpenResult(7, 3, 1 << 20).encode(),
             messages.IpcOpenResult(7, reason="it has ended").encode(),
+            rank_messages.Delivery(1, 3, 4, 1, 64, 5).encode(),
+            rank_messages.LinkOffer(1, 3, True, 1 << 20).encode(),
         ),
         (messages.MalformedMessage, DecodeError),
     ),
@@ -200,6 +262,12 @@ PARSERS = (
             frame.encode_bye(1, 2),
         ),
         (frame.BadFrame,),
+    ),
+    Parser(
+        "messages on a rank link",
+        _messages_of_ranks,
+        (_message_of_a_rank(b"v" * 48), _message_of_a_rank(b"") * 3),
+        (ValueError, OSError),
     ),
     Parser("hello of a link", _hello, (hello.LinkHello(0, 1, 2, 3, 4, b"n" * 16).encode(),), (hello.HelloRefused,)),
     Parser(

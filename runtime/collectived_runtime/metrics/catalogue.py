@@ -128,13 +128,13 @@ WORKER_METRICS = _index_by_name(
         "collectived_link_sent_bytes_total",
         "counter",
         _GROUP_LABELS,
-        "Bytes sent to other workers, headers included.",
+        "Bytes sent to other workers, headers included; not those that ranks send to each other themselves.",
     ),
     Metric(
         "collectived_link_received_bytes_total",
         "counter",
         _GROUP_LABELS,
-        "Bytes received from other workers, headers included.",
+        "Bytes received from other workers, headers included; not those that ranks send to each other themselves.",
     ),
     Metric(
         "collectived_links_opened_total",
