@@ -7,11 +7,11 @@ reports what stalls, and says by which verdict it ends.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import socket
 from collections.abc import Callable
-from functools import partial
 from time import monotonic
 from types import FrameType
 from typing import Any
@@ -31,7 +31,7 @@ from collectived.shared.message_call import (
     measure_kept,
     view_bytes,
 )
-from collectived.shared.message_exchange import MessageExchange
+from collectived.shared.message_exchange import BrokenLink, MessageExchange
 from collectived.shared.rank_link import OutgoingLink
 from collectived.shared.rank_links import RankLinks
 from collectived.shared.segment_repeats import RUN_SECONDS
@@ -283,7 +283,7 @@ class MatchingChannel(SpanningChannel):
 
     def on_broken(self, peer: int, why: str, is_outgoing: bool) -> None:
         if self._exchange is not None:
-            self._exchange.broken.append((peer, why, monotonic(), is_outgoing))
+            self._exchange.broken.append(BrokenLink(peer, why, monotonic(), is_outgoing))
 
     def on_failure(self, error: BaseException) -> None:
         self._on_own_failure(error)
@@ -305,9 +305,8 @@ class MatchingChannel(SpanningChannel):
             found = exchange.pop_broken(is_over=self.rank_state.verdict is not None) if exchange.broken else None
         if found is None:
             return
-        peer, why, _, is_outgoing = found
-        if not is_outgoing or self._is_sending_to(peer):  # else what it sent has ended, for its peer has left
-            self.abort(f"the connection with {self.rank_state.group.members[peer]} has ended: {why}")
+        if not found.is_outgoing or self._is_sending_to(found.peer):  # else its sends have ended: the peer has left
+            self.abort(f"the connection with {self.rank_state.group.members[found.peer]} has ended: {found.why}")
 
     def _is_sending_to(self, peer: int) -> bool:
         calls = [call for call in list(self._calls.values()) if isinstance(call, MessageCall)]
@@ -344,8 +343,9 @@ class MatchingChannel(SpanningChannel):
                 os.close(descriptor)
 
     def _handle(self, message: bytes, descriptor: int) -> Exception | None:
-        if message and message[0] == messages.MessageType.WITHDRAWN and self._on_expired(message):
-            return None
+        with contextlib.suppress(messages.MalformedMessage):  # it is refused below
+            if message and message[0] == messages.MessageType.WITHDRAWN and self._on_expired(message):
+                return None
         failure = super()._handle(message, descriptor)
         self._settle_messages()
         return failure
@@ -473,11 +473,8 @@ class MatchingChannel(SpanningChannel):
     # The end
 
     def _hear_last_verdict(self) -> None:
-        exchange, end = self._exchange, monotonic() + _SEND_TIMEOUT
-        while exchange is not None and self.rank_state.verdict is None and exchange.links.is_sending:
-            wait = partial(exchange.links.wait, SIGNAL_CHECK_INTERVAL, None)  # short messages, whose sends have ended
-            if monotonic() >= end or not exchange.links.turns.lead(wait):
-                break
+        if self._exchange is not None and self.rank_state.verdict is None:
+            self._exchange.links.await_sent(_SEND_TIMEOUT)  # short messages, whose sends have ended
         super()._hear_last_verdict()
 
     def _end_generation(self, verdict: Verdict, within: float) -> None:

@@ -171,7 +171,7 @@ class MessageCall(PointToPointCall):
         return targets
 
 
-def make_quick_value(message: KeptMessage, out: Any) -> Any:
+def make_short_value(message: KeptMessage, out: Any) -> Any:
     """The value of a message that is one array, in `out` if that is one of NumPy's that takes it; else None."""
     if message.is_in_slot or message.nbytes > SHORT_BYTES or len(message.description) > _SHORT_BYTES:
         return None
@@ -214,7 +214,7 @@ def measure_kept(header: Header) -> int:
 
 def make_memory(nbytes: int) -> Array:
     """Memory for a message that no receive has asked for."""
-    return np.empty(nbytes, np.uint8) if nbytes < _SHORT_BYTES else make_array((nbytes,), _BYTE)
+    return make_array((nbytes,), _BYTE)
 
 
 def view_bytes(array: Array) -> memoryview:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, deque
 from time import monotonic
+from typing import NamedTuple
 
 from collectived.shared.message_call import SHORT_BYTES, KeptMessage, MessageCall
 from collectived.shared.rank_links import RankLinks
@@ -13,6 +14,15 @@ from collectived_proto.ipc.rank_messages import Header
 from collectived_proto.types import ANY_SOURCE, Recv
 
 _BROKEN_SECONDS = 2.0  # in which the verdict comes if a link has ended because a rank or a worker is lost
+
+
+class BrokenLink(NamedTuple):
+    """A link with the rank `peer` that has broken, at a time of the monotonic clock; `is_outgoing`: it went there."""
+
+    peer: int
+    why: str
+    at: float
+    is_outgoing: bool
 
 
 class MessageExchange:
@@ -26,7 +36,8 @@ class MessageExchange:
         most_kept: bytes of messages over links that may be kept for receives that are not posted yet.
         short_receives: how many threads wait for a short message without a call.
         wants_call: whether what comes for one of them is not short.
-        broken: links that have ended by an error, or amid a message: the peer, why, when, and whether they went to it.
+        kept_bytes: those of messages over links that no receive has asked for yet.
+        broken: links that have ended by an error, or amid a message.
         due: receives that have a message, which is to be copied; see `pop_due`.
         failed: calls that have ended by a verdict, and whose memory may be in use yet; see `peek_failed`.
     """
@@ -38,11 +49,11 @@ class MessageExchange:
         self.given: Counter[int] = Counter()
         self.most_kept = self.short_receives = 0
         self.wants_call = False
-        self.broken: list[tuple[int, str, float, bool]] = []
+        self.broken: list[BrokenLink] = []
         self.due: deque[tuple[MessageCall, KeptMessage]] = deque()
         self.failed: deque[MessageCall] = deque()
         self._rank = rank
-        self._kept_bytes = 0
+        self.kept_bytes = 0
         self._delivered: Counter[int] = Counter()  # by sender, messages that have come by the worker
         self._held: list[int] = []  # senders whose links are held for a call
 
@@ -76,7 +87,7 @@ class MessageExchange:
         if call.peer == ANY_SOURCE:
             call.source = source
         if message is not None:
-            self._kept_bytes -= message.cost
+            self.kept_bytes -= message.cost
 
     def find(self, operation: Recv) -> KeptMessage | None:
         """The message that a receive would get if it were posted now."""
@@ -85,21 +96,16 @@ class MessageExchange:
     def take(self, operation: Recv) -> None:
         """Take that out."""
         _, message = self.matcher.take(self._rank, operation.source, operation.tag)
-        self._kept_bytes -= message.cost
+        self.kept_bytes -= message.cost
 
     def try_keep(self, cost: int) -> bool:
         """Whether there is room for a message that no receive waits for; then it is counted."""
-        if self._kept_bytes + cost > self.most_kept:
+        if self.kept_bytes + cost > self.most_kept:
             return False
-        self._kept_bytes += cost
+        self.kept_bytes += cost
         return True
 
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of messages over links that no receive has asked for yet."""
-        return self._kept_bytes
-
-    def pop_broken(self, *, is_over: bool) -> tuple[int, str, float, bool] | None:
+    def pop_broken(self, *, is_over: bool) -> BrokenLink | None:
         """Take out a link that broke so long ago that no verdict will say why.
 
         Args:
@@ -107,7 +113,7 @@ class MessageExchange:
         """
         if is_over:
             self.broken.clear()
-        if not self.broken or monotonic() < self.broken[0][2] + _BROKEN_SECONDS:
+        if not self.broken or monotonic() < self.broken[0].at + _BROKEN_SECONDS:
             return None
         return self.broken.pop(0)
 

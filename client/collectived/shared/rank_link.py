@@ -116,9 +116,8 @@ class OutgoingLink:
         return sent
 
     def _begin(self) -> None:
-        if (
-            self._is_sending
-        ):  # an error has ended that, such as that of a handler of a signal: what was sent is not known
+        if self._is_sending:
+            # An error has ended that, such as that of a handler of a signal: it is not known how much was sent.
             self.is_over = True
         if self.is_over:
             raise ConnectionResetError("the connection has ended")

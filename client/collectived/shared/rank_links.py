@@ -10,6 +10,7 @@ from them.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -18,14 +19,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
-from collectived.calls.leader_follower import LeaderFollower
+from collectived.calls.leader_follower import SIGNAL_CHECK_INTERVAL, LeaderFollower
 from collectived.shared.rank_link import IncomingLink, LinkUser, OutgoingLink
 from collectived.thread_stacks import OWN_THREADS
 from collectived_proto.ipc.rank_messages import READY
 from collectived_proto.ipc.spin import AdaptiveSpin
+
+log = logging.getLogger("collectived")
 
 _LOOK_SECONDS = 0.001
 _CLOSE_TRIES = 1000  # for so long a caller that reads may take to look up
@@ -71,16 +75,19 @@ class RankLinks:
         self._closing = threading.Event()
 
     def add(self, descriptor: int, peer: int, *, is_outgoing: bool) -> None:
-        """Take over a connection. Under the mutex.
+        """Take over a connection; close it if there can be no thread for it, or no link any more. Under the mutex.
 
         Raises:
             ValueError: there is such a link already.
         """
         known = self.outgoing if is_outgoing else self._incoming
         sock = socket.socket(fileno=descriptor)
-        if peer in known or self._closing.is_set():
+        if peer in known:
             sock.close()
             raise ValueError(f"a second link {'to' if is_outgoing else 'from'} rank {peer}")
+        if self.is_closed or not self._start_thread():
+            sock.close()
+            return
         sock.setblocking(False)
         link: OutgoingLink | IncomingLink
         if is_outgoing:
@@ -93,10 +100,18 @@ class RankLinks:
         self._epoll.register(sock.fileno(), select.EPOLLIN)
         self._poller.register(sock.fileno(), select.POLLIN)
         self.interrupt()
+
+    def _start_thread(self) -> bool:
+        """Whether there is a thread to read while no call does."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=f"{OWN_THREADS}links", daemon=True)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                log.debug("messages go by the workers: %s", error)
+                return False
             self._thread = thread
+        return True
 
     @property
     def has_incoming(self) -> bool:
@@ -326,6 +341,13 @@ class RankLinks:
     def is_sending(self) -> bool:
         """Whether there are messages that the system has not taken yet."""
         return any(not (link.is_idle or link.is_over) for link in list(self.outgoing.values()))
+
+    def await_sent(self, seconds: float) -> None:
+        """Wait until the system has taken all messages, for so long at most."""
+        end = monotonic() + seconds
+        while self.is_sending and monotonic() < end:
+            if not self.turns.lead(partial(self.wait, SIGNAL_CHECK_INTERVAL, None)):
+                time.sleep(_LOOK_SECONDS)
 
     @property
     def is_closed(self) -> bool:

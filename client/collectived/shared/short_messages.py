@@ -11,7 +11,7 @@ import numpy as np
 
 from collectived.calls.call import Call
 from collectived.calls.channel import NOT_REPEATED
-from collectived.shared.message_call import SHORT_BYTES, SendProgram, make_quick_value, view_bytes
+from collectived.shared.message_call import SHORT_BYTES, SendProgram, make_short_value, view_bytes
 from collectived.shared.message_exchange import MessageExchange
 from collectived.shared.segment_repeats import RUN_SECONDS
 from collectived_native import core
@@ -80,7 +80,7 @@ class ShortMessages:
         while (exchange := self._host.find_exchange()) is not None:
             with self._host.mutex:
                 message = exchange.find(operation)
-                found = None if message is None else make_quick_value(message, out)
+                found = None if message is None else make_short_value(message, out)
                 if message is not None and found is not None:
                     exchange.take(operation)
                     self._host.count_message(core.RECEIVES, message.nbytes, began)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collectived.shared.message_call import SHORT_BYTES, KeptMessage, make_quick_value, measure_kept
+from collectived.shared.message_call import SHORT_BYTES, KeptMessage, make_short_value, measure_kept
 from collectived.shared.message_exchange import MessageExchange
 from collectived.shared.message_forms import describe_value
 from collectived.values import nest
@@ -94,10 +94,10 @@ def test_a_long_message_waits_for_the_call_that_is_about_to_take_it(exchange: Me
 @pytest.mark.parametrize("shape", [(4,), (2, 3), (1, 1, 1)])
 def test_one_array_is_taken_without_a_call(shape: tuple[int, ...]) -> None:
     value = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    found = make_quick_value(make_message(value), None)
+    found = make_short_value(make_message(value), None)
     assert found.dtype == np.float32 and np.array_equal(found, value)
     out = np.empty(shape, np.float32)
-    assert make_quick_value(make_message(value), out) is out
+    assert make_short_value(make_message(value), out) is out
     assert np.array_equal(out, value)
 
 
@@ -124,6 +124,6 @@ READ_ONLY.flags.writeable = False
 )
 def test_other_messages_need_a_call(message: KeptMessage, out: Any) -> None:
     before = None if out is None else np.array(out)
-    assert make_quick_value(message, out) is None
+    assert make_short_value(message, out) is None
     if before is not None:
         assert np.array_equal(np.asarray(out), before, equal_nan=True)

@@ -366,3 +366,25 @@ def test_links_that_a_caller_reads_are_closed_when_it_looks_up(end: End) -> None
     far.close()
     assert not reading.is_alive()
     settle(lambda: set(os.listdir("/proc/self/fd")) <= before)
+
+
+@pytest.mark.parametrize("is_outgoing", [False, True])
+def test_without_a_thread_there_is_no_link(end: End, monkeypatch: pytest.MonkeyPatch, is_outgoing: bool) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    near, far = connect()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        end.add(near, is_outgoing=is_outgoing)
+    assert far.recv(1) == b""  # its peer is not told that it is taken
+    assert not end.links.has_incoming and end.links.find_ready(PEER) is None
+    far.close()
+
+
+def test_a_link_that_comes_when_all_are_closed_is_closed(end: End) -> None:
+    near, far = connect()
+    end.links.close()
+    end.add(near, is_outgoing=False)
+    assert far.recv(1) == b""
+    far.close()

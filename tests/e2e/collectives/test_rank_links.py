@@ -328,6 +328,27 @@ def test_what_a_rank_sent_before_it_left_arrives(two_workers: Cluster) -> None:
     two_workers.run(2, body)
 
 
+def test_short_messages_arrive_though_their_sender_leaves_before_all_of_them_is_taken(two_workers: Cluster) -> None:
+    left = threading.Event()
+    value = np.arange(1 << 16, dtype=np.float32)  # more than a socket between two ranks of one worker keeps
+
+    def body(group: cd.Group) -> None:
+        if group.rank > 1:
+            return
+        connect(group, 1 - group.rank)
+        if group.rank == 0:
+            for _ in range(2):  # the second time without a call
+                group.send(value, 1)
+            group.leave()
+            left.set()
+        else:
+            for _ in range(2):
+                assert np.array_equal(group.recv(0, timeout=SECONDS), value)
+            assert left.wait(SECONDS)
+
+    two_workers.run(4, body)
+
+
 def test_a_connection_that_breaks_ends_the_generation_for_all(two_workers: Cluster) -> None:
     def body(group: cd.Group) -> str:
         peer = 1 - group.rank
