@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from collectived.calls.buffers import ResultBuffer
-from collectived.calls.parts import as_bytes
 from collectived.calls.prepare import PreparedCall
 from collectived.shared.message_forms import (
     describe_value,
@@ -156,7 +155,7 @@ class MessageCall(PointToPointCall):
         program = _get_program(self.prepared)
         inputs, _ = self.make_buffers(program.form)
         self.nbytes = program.nbytes
-        return [program.make_head(before), *(as_bytes(leaf) for leaf in inputs if leaf.nbytes)]
+        return [program.make_head(before), *(view_bytes(leaf) for leaf in inputs if leaf.nbytes)]
 
     def begin_value(self, description: bytes) -> tuple[Array, ...]:
         """The arrays for the leaves of a value that has come, or comes.
