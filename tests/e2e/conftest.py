@@ -154,6 +154,20 @@ class Cluster:
             reply: status_pb2.StatusReply = worker_pb2_grpc.WorkerStub(channel).Status(status_pb2.StatusRequest())
         return reply
 
+    def await_arrivals(self, group: cd.Group, count: int) -> None:
+        """Waits until so many ranks are known to wait in a collective of a group.
+
+        Of the first two ranks that come and differ nobody knows which one differs from most: that one is to come last.
+        """
+        settle(
+            lambda: any(
+                len(one.arrived) >= count
+                for known in self.status().groups
+                if known.generation == group.generation
+                for one in known.in_flight
+            )
+        )
+
     def run(self, size: int, body: Callable[[cd.Group], Any], **options: Any) -> list[Any]:
         """Runs `body(group)` as every rank of a new group, each in a thread and session of its own; results by rank."""
         return self.run_sessions(size, lambda _, group: body(group), **options)

@@ -145,6 +145,8 @@ def test_inside_one_worker_nothing_is_rounded(two_workers: Any) -> None:
 def test_a_rank_that_compresses_otherwise_is_named(two_workers: Any) -> None:
     def body(group: cd.Group) -> str:
         options = cd.CommunicationOptions(compression="int8" if group.rank == 1 else None)
+        if group.rank == 1:
+            two_workers.await_arrivals(group, 2)
         with pytest.raises(cd.errors.InvalidArgumentError) as caught:
             group.all_reduce("sum", draw(group.rank, 5000), options, timeout=20)
         assert [member.rank for member in caught.value.differing] == [1]

@@ -352,14 +352,17 @@ def test_ranks_that_differ_are_told_who_and_how_and_the_group_goes_on(
     workers: str, odd: Any, text: str, request: pytest.FixtureRequest
 ) -> None:
     usual = [np.ones(3, np.float32), np.ones(2)] if isinstance(odd, list) else np.ones(3, np.float32)
+    cluster = request.getfixturevalue(workers)
 
     def body(group: cd.Group) -> Any:
+        if group.rank == 2:
+            cluster.await_arrivals(group, 3)
         with pytest.raises(cd.errors.InvalidArgumentError) as caught:
             group.all_reduce("sum", odd if group.rank == 2 else usual)
         assert group.all_reduce("sum", 1.0) == 4.0
         return caught.value
 
-    for error in request.getfixturevalue(workers).run(4, body):
+    for error in cluster.run(4, body):
         assert str(error).startswith("rank 2 differs: ") and text in str(error)
         assert [member.rank for member in error.differing] == [2] and not error.rejoin
 
@@ -398,6 +401,8 @@ def test_after_ranks_differed_numbers_last_calls_and_lines_go_on(
 
 def test_different_operations_are_told_apart(two_workers: Any) -> None:
     def body(group: cd.Group) -> Any:
+        if group.rank == 0:
+            two_workers.await_arrivals(group, 3)
         with pytest.raises(cd.errors.InvalidArgumentError) as caught:
             if group.rank == 0:
                 group.all_reduce("mean", 1.0)

@@ -1,8 +1,9 @@
 """Inquiries: how far all ranks are at an instance that waits, has expired or differs, and the verdict.
 
 An *inquiry* asks the workers of a generation how far their ranks are at one instance; it ends when all have answered
-or after 80 ms, and then the instance is *judged*, earlier ones first. A failure of NCCL does not name a culprit:
-there the inquiry goes on while a worker is silent and may yet be found to be lost.
+or after 80 ms, and then the instance is *judged*, earlier ones first. Where ranks differ and those that are known are
+alike, the others are waited for ten times as long. A failure of NCCL does not name a culprit: there the inquiry goes on
+while a worker is silent and may yet be found to be lost.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collectived_runtime.coordinator.core.registry import (
     INQUIRY_SECONDS,
     MAX_EVIDENCE,
     REFUSED_INQUIRY_SECONDS,
+    UNNAMED_INQUIRY_SECONDS,
     Evidence,
     GenerationRecord,
     Inquiry,
@@ -232,9 +234,15 @@ def on_inquiry_retry(registry: Registry, query: int, now: float) -> Iterator[Eff
 
 
 def on_inquiry_timeout(registry: Registry, query: int, now: float) -> Iterator[Effect]:
-    """A worker did not answer in time: judge by what is known."""
-    if query in registry.inquiries:
-        yield from _judge(registry, registry.inquiries[query], now)
+    """A worker did not answer in time: judge by what is known, as soon as that names a rank that differs."""
+    inquiry = registry.inquiries.get(query)
+    if inquiry is None:
+        return
+    if not inquiry.is_extended and verdicts.are_known_ranks_alike(registry.generations[inquiry.generation], inquiry):
+        inquiry.is_extended, inquiry.deadline = True, now + UNNAMED_INQUIRY_SECONDS - INQUIRY_SECONDS
+        registry.add_timer(inquiry.deadline, InquiryTimeout(query))
+    else:
+        yield from _judge(registry, inquiry, now)
 
 
 def handle_resumed(registry: Registry, generation: GenerationRecord, instance: int) -> Iterator[Effect]:

@@ -46,6 +46,7 @@ _MEMBER_BYTES = 1000  # of a member, its progress and what a verdict says of it,
 MAX_EVIDENCE = 64
 INQUIRY_SECONDS = 0.08  # less than workers wait before they decide alone: what it knows goes before that
 REFUSED_INQUIRY_SECONDS = 0.8  # the same where a link cannot be had: a worker that is only busy is not to be blamed
+UNNAMED_INQUIRY_SECONDS = 0.8  # the same where ranks differ, and the worker of one that does has not answered yet
 INQUIRY_RETRY_SECONDS = 0.01  # while ranks that are still to come decide the majority
 
 
@@ -299,6 +300,7 @@ class Inquiry:
     reporter: int = -1  # LINK: the worker at its other end, which says so
     is_refused: bool = False  # LINK: there never was one, and `reporter` does not say that `peer` is gone
     deadline: float = 0.0  # judged then, whatever is known
+    is_extended: bool = False  # MISMATCH: the deadline is the second one
     native_errors: dict[int, str] = field(default_factory=dict)  # messages of NCCL, by worker, in the order of reports
 
 

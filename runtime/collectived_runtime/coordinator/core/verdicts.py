@@ -101,10 +101,23 @@ def judge(generation: GenerationRecord, inquiry: Inquiry, silent: Mapping[int, s
 
 def is_majority_undecided(generation: GenerationRecord, instance: int) -> bool:
     """Whether ranks that have not come decide which ranks differ from most."""
+    known = _known_contracts(generation, instance)
+    return bool(known) and decisions.is_majority_undecided(*split_majority(known), generation.info.size)
+
+
+def are_known_ranks_alike(generation: GenerationRecord, inquiry: Inquiry) -> bool:
+    """Whether ranks differ, but none of those that are known does: a verdict would name none of them."""
+    if inquiry.kind is not ReportKind.MISMATCH or inquiry.text:
+        return False
+    known = _known_contracts(generation, inquiry.instance)
+    return not known or not split_majority(known)[1]
+
+
+def _known_contracts(generation: GenerationRecord, instance: int) -> dict[int, RankPosition]:
+    """The positions of ranks that have submitted a collective, or are about to."""
     evidence = generation.evidence.get(instance)
     positions = evidence.positions if evidence else {}
-    known = {rank: position for rank, position in positions.items() if position.contract}
-    return bool(known) and decisions.is_majority_undecided(*split_majority(known), generation.info.size)
+    return {rank: position for rank, position in positions.items() if position.contract}
 
 
 def _judge_link(
@@ -140,8 +153,7 @@ def _judge_native(generation: GenerationRecord, inquiry: Inquiry, silent: Mappin
 
 def _judge_mismatch(generation: GenerationRecord, inquiry: Inquiry, now: float) -> Verdict | None:
     instance = inquiry.instance
-    evidence = generation.evidence[instance]
-    arrived = {rank: known for rank, known in evidence.positions.items() if known.contract}  # or about to be
+    arrived = _known_contracts(generation, instance)
     us, others = split_majority(arrived) if arrived else ([], [])
     if not others and inquiry.kind is not ReportKind.MISMATCH:
         return None
