@@ -104,7 +104,9 @@ def make_trace(on_line: OnLine) -> Callable[[FrameType, str, Any], Any]:
 
 def watch(act: Callable[[], Any], on_line: OnLine) -> Any:
     """Runs `act`; `on_line` is told of every line of ours that it comes to, and may raise there."""
-    sys.settrace(make_trace(on_line))
+    # Held here: a finalizer may run while the interpreter calls the function, and an error there makes it let go of it.
+    trace = make_trace(on_line)
+    sys.settrace(trace)
     try:
         return act()
     finally:
