@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.file_scheduling import pytest_xdist_make_scheduler
+
+__all__ = ["pytest_xdist_make_scheduler"]  # a hook
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")

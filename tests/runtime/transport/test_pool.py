@@ -10,6 +10,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from tests.certificates import Signer
 
 from collectived_proto.tls.files import TlsMaterial, client_context, load_material, server_context
+from collectived_runtime.limits.descriptors import RESERVED_DESCRIPTORS, can_open_descriptor
 from collectived_runtime.transport import connections as reception_
 from collectived_runtime.transport import pool as kept_
 from collectived_runtime.transport.connections import ConnectionServer
@@ -224,15 +226,17 @@ def test_where_descriptors_have_run_out_since_a_link_was_made_it_is_not_kept(pai
     mine, theirs = pair.next()
     assert mine.origin and theirs.origin
     made = max(link.origin.connection.fileno() for link in (mine, theirs) if link.origin)
-    held = [os.dup(0)]
-    while held[-1] < made + 40:  # what others have been given since
-        held.append(os.dup(0))
-    pair.workers[0]._pool._descriptors = (made + 20) * 4 // 3  # a quarter of which is reserved
-    pair.part(mine, theirs)
-    settle(lambda: mine.origin is None or mine.origin.connection.fileno() == -1)
-    assert not pair.workers[0]._pool.idle
-    for descriptor in held:
-        os.close(descriptor)
+    with ExitStack() as held:
+        given = made
+        while given < made + 40:  # what others have been given since
+            given = os.dup(0)
+            held.callback(os.close, given)
+        room = made + 20
+        pair.workers[0]._pool._descriptors = room + min(RESERVED_DESCRIPTORS, room // 3)
+        assert not can_open_descriptor(pair.workers[0]._pool._descriptors)
+        pair.part(mine, theirs)
+        settle(lambda: mine.origin is None or mine.origin.connection.fileno() == -1)
+        assert not pair.workers[0]._pool.idle
 
 
 def test_one_on_which_a_hello_is_said_again_is_not_the_one_that_goes(
