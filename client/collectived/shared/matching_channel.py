@@ -228,6 +228,10 @@ class MatchingChannel(SpanningChannel):
 
     # Messages over links, in the thread that reads them
 
+    def take_expected(self, source: int, memory: bytearray, begin: int, end: int) -> int:
+        with self.mutex:
+            return self._exchange.take_expected(source, memory, begin, end) if self._exchange else 0
+
     def may_read(self, source: int, header: Header) -> bool:
         exchange = self._exchange
         with self.mutex:
@@ -262,7 +266,7 @@ class MatchingChannel(SpanningChannel):
                 raise ConnectionAbortedError(
                     f"{kept} bytes of messages that no recv has asked for wait here, and {exchange.most_kept} may"
                 )
-        return KeptMessage(header.tag, description, make_memory(header.nbytes))
+        return KeptMessage(header.tag, description, make_memory(header.nbytes), header.before)
 
     def finish(self, source: int, taker: object) -> None:
         if isinstance(taker, MessageCall):

@@ -36,19 +36,26 @@ class KeptMessage:
 
     Args:
         memory: in which its leaves lie one behind the other.
+        before: of its header, if it came over a link.
 
     Attributes:
         cost: bytes of this process that it takes.
     """
 
-    def __init__(self, tag: int, description: bytes, memory: Array) -> None:
+    def __init__(self, tag: int, description: bytes, memory: Array, before: int = 0) -> None:
         self.tag = tag
+        self._before = before
         self.nbytes = len(memory)
         self.cost = _KEPT_BYTES + len(description) + len(memory)
         self.memory = memory
         self.description = description
         self._slot: ResultBuffer | None = None
         self._pieces: tuple[Pieces, ...] = ()
+
+    @property
+    def head(self) -> bytes:
+        """Its header and its description, as they came over a link."""
+        return Header(self.tag, len(self.description), self.nbytes, self._before).encode() + self.description
 
     @property
     def is_in_slot(self) -> bool:
@@ -186,12 +193,15 @@ def make_short_value(message: KeptMessage, out: Any) -> Any:
         return None
     if out is None:
         return memory.view(dtype).reshape(shape) if shape and memory.nbytes else None
-    if type(out) is not np.ndarray or out.dtype != dtype or out.shape != shape or not out.flags.c_contiguous:
-        return None
-    if not out.flags.writeable:
+    if not may_be_filled(out) or out.dtype != dtype or out.shape != shape:
         return None
     copy_into(out.reshape(-1).view(np.uint8), memory)
     return out
+
+
+def may_be_filled(out: Any) -> bool:
+    """Whether bytes can be copied into an array as they come."""
+    return type(out) is np.ndarray and out.flags.c_contiguous and out.flags.writeable
 
 
 def may_send(prepared: PreparedCall) -> bool:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, deque
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from collectived.shared.message_call import SHORT_BYTES, KeptMessage, MessageCall
+import numpy as np
+
+from collectived.shared.message_call import SHORT_BYTES, KeptMessage, MessageCall, view_bytes
 from collectived.shared.rank_links import RankLinks
+from collectived.values.leaves import Array
+from collectived.values.new_arrays import make_array
 from collectived_proto.ipc.matcher import Matcher
 from collectived_proto.ipc.rank_messages import Header
 from collectived_proto.types import ANY_SOURCE, Recv
 
+_MAX_HEADS = 1024  # of messages that are kept
 _BROKEN_SECONDS = 2.0  # in which the verdict comes if a link has ended because a rank or a worker is lost
 
 
@@ -23,6 +28,27 @@ class BrokenLink(NamedTuple):
     why: str
     at: float
     is_outgoing: bool
+
+
+class ExpectedMessage:
+    """A short message over a link, like one that came earlier, for which a thread waits without a call.
+
+    Args:
+        address: its sender and its tag.
+        head: its header and its description.
+        array: takes its bytes.
+
+    Attributes:
+        is_there: whether it has come.
+    """
+
+    __slots__ = ("address", "array", "head", "is_there")
+
+    def __init__(self, address: tuple[int, int], head: bytes, array: Array) -> None:
+        self.address = address
+        self.head = head
+        self.array = array
+        self.is_there = False
 
 
 class MessageExchange:
@@ -48,6 +74,8 @@ class MessageExchange:
         self.matcher: Matcher[MessageCall, KeptMessage] = Matcher()
         self.given: Counter[int] = Counter()
         self.most_kept = self.short_receives = 0
+        self._heads: dict[Any, tuple[bytes, np.dtype[Any], tuple[int, ...]]] = {}
+        self._expected: ExpectedMessage | None = None
         self.wants_call = False
         self.broken: list[BrokenLink] = []
         self.due: deque[tuple[MessageCall, KeptMessage]] = deque()
@@ -70,6 +98,8 @@ class MessageExchange:
 
     def pair(self, source: int, message: KeptMessage) -> MessageCall | None:
         """A message is there; the receive that takes it."""
+        if self._expected is not None and self._expected.address == (source, message.tag):
+            self._expected = None  # which this one goes before
         call = self.matcher.deliver(message, self._rank, source, message.tag)
         if call is not None:
             self._match(call, source, message)
@@ -97,6 +127,46 @@ class MessageExchange:
         """Take that out."""
         _, message = self.matcher.take(self._rank, operation.source, operation.tag)
         self.kept_bytes -= message.cost
+
+    def remember(self, operation: Recv, key: Any, head: bytes, value: Array) -> None:
+        """A message of one array has been taken; `key`: whatever else is likely to take one like it."""
+        if operation.source != ANY_SOURCE:
+            if len(self._heads) >= _MAX_HEADS:
+                self._heads.clear()
+            self._heads[key] = head, value.dtype, value.shape
+
+    def expect(self, operation: Recv, key: Any, out: Array | None) -> ExpectedMessage | None:
+        """Have a message like the last one go straight to the thread that waits; `find` has found none.
+
+        Nor may there be a receive that was posted earlier, or another thread that waits so. A message that its sender
+        gave to its worker is not overtaken: those before the last one have come, and after one more the head differs.
+        """
+        known = self._heads.get(key)
+        if known is None or self._expected is not None:
+            return None
+        if self.matcher.expects(self._rank, operation.source, operation.tag):
+            return None
+        head, dtype, shape = known
+        address = operation.source, operation.tag
+        self._expected = ExpectedMessage(address, head, make_array(shape, dtype) if out is None else out)
+        return self._expected
+
+    def forget_expected(self) -> None:
+        """The thread that waited does not wait any more."""
+        self._expected = None
+
+    def take_expected(self, source: int, memory: bytearray, begin: int, end: int) -> int:
+        """Give the message at `begin`, if all is there, to the thread that waits for it; its length, 0: none does."""
+        expected = self._expected
+        if expected is None or source != expected.address[0] or not memory.startswith(expected.head, begin):
+            return 0
+        start = begin + len(expected.head)
+        stop = start + expected.array.nbytes
+        if stop <= end:
+            if stop > start:
+                view_bytes(expected.array)[:] = memoryview(memory)[start:stop]
+            expected.is_there, self._expected = True, None
+        return stop - begin
 
     def try_keep(self, cost: int) -> bool:
         """Whether there is room for a message that no receive waits for; then it is counted."""

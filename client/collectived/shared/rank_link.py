@@ -21,6 +21,9 @@ _MOST_PARTS = 64  # given to the system at once
 class LinkUser(Protocol):
     """Takes what comes over links. Called by the thread that reads them."""
 
+    def take_expected(self, source: int, memory: bytearray, begin: int, end: int) -> int:
+        """The length of the message at `begin` if a thread waits for just it, else 0. If all is there, it is taken."""
+
     def may_read(self, source: int, header: Header) -> bool:
         """Whether a message may be read now: not before those that `source` gave to its worker earlier."""
 
@@ -92,15 +95,15 @@ class OutgoingLink:
             self._is_sending = False
         return sent
 
-    def send_short(self, parts: Sequence[Any]) -> bool:
+    def send_short(self, parts: list[Any]) -> bool:
         """Send a short message if nothing waits, and copy the rest that the system leaves; False: it is not sent."""
         with self._lock:
             if self.is_over or self._queue:
                 return False
             self._begin()
-            left = deque(memoryview(part) for part in parts)
-            if not self._push(left):
-                self._queue.append((deque([memoryview(b"".join(left))]), None))
+            taken = self._give(parts)
+            if taken < sum(map(len, parts)):
+                self._queue.append((deque([memoryview(b"".join(parts))[taken:]]), None))
             self._is_sending = False
         return True
 
@@ -130,15 +133,21 @@ class OutgoingLink:
     def _push(self, left: deque[memoryview]) -> bool:
         """Whether all of these parts have been taken."""
         while left:
-            try:
-                taken = self.socket.sendmsg(list(islice(left, _MOST_PARTS)))
-            except BlockingIOError:
+            taken = self._give(list(islice(left, _MOST_PARTS)))
+            if not taken and left[0]:
                 return False
             while left and taken >= len(left[0]):
                 taken -= len(left.popleft())
             if taken:
                 left[0] = left[0][taken:]
         return True
+
+    def _give(self, parts: list[Any]) -> int:
+        """How many bytes of these the system takes now."""
+        try:
+            return self.socket.sendmsg(parts)
+        except BlockingIOError:
+            return 0
 
     def close(self) -> None:
         """Read nothing more of what is being sent."""
@@ -186,6 +195,8 @@ class IncomingLink:
             raise ConnectionAbortedError("this process failed while it read")
         budget = _STEP_BYTES
         self._is_advancing, self._is_drained = True, False
+        if self._begin == self._end and not (self._is_mid_message or self.is_held):  # as most often
+            budget -= self._read_ahead()
         while not (self.is_over or self.is_held):
             if self._is_mid_message and not self._targets:
                 taker, self.taker, self._is_mid_message = self.taker, None, False
@@ -201,15 +212,21 @@ class IncomingLink:
         there = self._end - self._begin
         if there < HEADER_BYTES:
             return False
-        header = rank_messages.parse_header(memoryview(self._ahead)[self._begin : self._end])
+        expected = self._user.take_expected(self.peer, self._ahead, self._begin, self._end)
+        if expected > there:
+            self._make_room(expected)
+            return False
+        if expected:
+            self._begin += expected
+            return True
+        header = rank_messages.parse_header(self._ahead, self._begin)
         self.is_held = True  # first: while it is asked, what is missing may come
         if not self._user.may_read(self.peer, header):
             return True
         self.is_held = False
         start = self._begin + HEADER_BYTES
         if there < HEADER_BYTES + header.described:
-            if self._begin + HEADER_BYTES + header.described > len(self._ahead):
-                self._make_room(HEADER_BYTES + header.described)
+            self._make_room(HEADER_BYTES + header.described)
             return False
         description = bytes(memoryview(self._ahead)[start : start + header.described])
         self.taker, targets = self._user.begin(self.peer, header, description)
@@ -225,7 +242,9 @@ class IncomingLink:
         return True
 
     def _make_room(self, nbytes: int) -> None:
-        """Have room for a header and description of so many bytes, of which a part is there."""
+        """Have room for so many bytes, of which a part is there."""
+        if nbytes <= len(self._ahead) - self._begin and self._end < len(self._ahead):
+            return
         there = self._ahead[self._begin : self._end]
         if nbytes > len(self._ahead):
             self._ahead = bytearray(nbytes)

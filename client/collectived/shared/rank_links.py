@@ -139,7 +139,7 @@ class RankLinks:
             self.interrupt()
         return sent
 
-    def send_short(self, link: OutgoingLink, parts: Sequence[Any]) -> bool:
+    def send_short(self, link: OutgoingLink, parts: list[Any]) -> bool:
         """Send a short message, of which nothing is read later. False: it has to be sent by a call that can wait."""
         try:
             sent = link.send_short(parts)
@@ -264,6 +264,8 @@ class RankLinks:
 
     def _watch(self, link: OutgoingLink | IncomingLink) -> None:
         """Have a link watched for the events that it waits for."""
+        if link.events == link.watched_events:  # else looked at again: another thread may be about to change it
+            return
         with self._watching, contextlib.suppress(OSError):  # it is being closed
             events, known = link.events, link.watched_events
             if link.is_over or events == known:

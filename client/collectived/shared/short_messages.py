@@ -11,7 +11,7 @@ import numpy as np
 
 from collectived.calls.call import Call
 from collectived.calls.channel import NOT_REPEATED
-from collectived.shared.message_call import SHORT_BYTES, SendProgram, make_short_value, view_bytes
+from collectived.shared.message_call import SHORT_BYTES, SendProgram, make_short_value, may_be_filled, view_bytes
 from collectived.shared.message_exchange import MessageExchange
 from collectived.shared.segment_repeats import RUN_SECONDS
 from collectived_native import core
@@ -77,15 +77,27 @@ class ShortMessages:
         """Take a message of one array that comes soon; NOT_REPEATED: it needs a call."""
         began = monotonic()
         end = began + RUN_SECONDS
+        key: Any = operation if out is None else (operation, out.dtype, out.shape) if may_be_filled(out) else None
         while (exchange := self._host.find_exchange()) is not None:
             with self._host.mutex:
                 message = exchange.find(operation)
                 found = None if message is None else make_short_value(message, out)
                 if message is not None and found is not None:
                     exchange.take(operation)
+                    exchange.remember(operation, key, message.head, found)
                     self._host.count_message(core.RECEIVES, message.nbytes, began)
                     return found
-            if message is not None or not self._wait(exchange, end - monotonic()):
+                expected = None if message is not None else exchange.expect(operation, key, out)
+            try:
+                goes_on = message is None and self._wait(exchange, end - monotonic())
+            finally:
+                if expected is not None and not expected.is_there:
+                    with self._host.mutex:  # another thread may be about to fill it
+                        exchange.forget_expected()
+            if expected is not None and expected.is_there:
+                self._host.count_message(core.RECEIVES, expected.array.nbytes, began)
+                return expected.array
+            if not goes_on:
                 return NOT_REPEATED
         return NOT_REPEATED
 

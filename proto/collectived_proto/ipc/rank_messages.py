@@ -124,14 +124,14 @@ class Header(NamedTuple):
         return _HEADER.pack(_MAGIC, self.tag, self.described, self.nbytes, self.before)
 
 
-def parse_header(data: bytes | bytearray | memoryview) -> Header:
-    """Parse the first `HEADER_BYTES` of a message.
+def parse_header(data: bytes | bytearray | memoryview, begin: int = 0) -> Header:
+    """Parse the first `HEADER_BYTES` of a message that begins there.
 
     Raises:
         ValueError: they are no header.
     """
-    magic, *numbers = _HEADER.unpack(data[:HEADER_BYTES])
+    magic, *numbers = _HEADER.unpack_from(data, begin)
     header = Header(*numbers)
     if magic != _MAGIC or header.described > MAX_DESCRIPTION:
-        raise ValueError(f"no header of a message: {bytes(data[:HEADER_BYTES])!r}")
+        raise ValueError(f"no header of a message: {bytes(data[begin : begin + HEADER_BYTES])!r}")
     return header

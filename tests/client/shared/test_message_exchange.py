@@ -12,7 +12,7 @@ from collectived.shared.message_exchange import MessageExchange
 from collectived.shared.message_forms import describe_value
 from collectived.values import nest
 from collectived_proto.ipc.rank_messages import Header
-from collectived_proto.types import Broadcast, Collective, DType, Leaf, Recv
+from collectived_proto.types import ANY_SOURCE, Broadcast, Collective, DType, Leaf, Recv
 
 ROOM = 1 << 20
 
@@ -127,3 +127,61 @@ def test_other_messages_need_a_call(message: KeptMessage, out: Any) -> None:
     assert make_short_value(message, out) is None
     if before is not None:
         assert np.array_equal(np.asarray(out), before, equal_nan=True)
+
+
+def send_again(exchange: MessageExchange, array: Any, source: int = 3, tag: int = 0) -> bytearray:
+    """Take a message like this one, and return the next one as it comes over a link."""
+    value = np.asarray(array, np.float32)
+    message = make_message(value, tag)
+    exchange.remember(Recv(source, tag), "key", message.head, value)
+    return bytearray(message.head + value.tobytes())
+
+
+def test_a_message_like_the_last_one_goes_straight_to_who_waits(exchange: MessageExchange) -> None:
+    memory = bytearray(b"before") + send_again(exchange, [1, 2, 3]) + b"behind"
+    length = len(memory) - 12
+    assert exchange.expect(Recv(3, 0), "another key", None) is None
+    expected = exchange.expect(Recv(3, 0), "key", None)
+    assert expected is not None
+    assert exchange.take_expected(4, memory, 6, len(memory)) == 0
+    assert exchange.take_expected(3, memory, 5, len(memory)) == 0
+    assert exchange.take_expected(3, memory, 6, 6 + length - 1) == length and not expected.is_there
+    assert exchange.take_expected(3, memory, 6, 6 + length) == length and expected.is_there
+    assert expected.array.tolist() == [1, 2, 3]
+    assert exchange.take_expected(3, memory, 6, 6 + length) == 0
+
+
+def test_an_array_that_is_given_takes_what_is_expected(exchange: MessageExchange) -> None:
+    memory, out = send_again(exchange, [[1, 2], [3, 4]]), np.empty((2, 2), np.float32)
+    expected = exchange.expect(Recv(3, 0), "key", out)
+    assert expected is not None and expected.array is out
+    assert exchange.take_expected(3, memory, 0, len(memory)) == len(memory)
+    assert out.tolist() == [[1, 2], [3, 4]]
+
+
+def test_nothing_overtakes_an_earlier_message_or_receive(exchange: MessageExchange) -> None:
+    memory = send_again(exchange, [1, 2, 3])
+    waiting = exchange.expect(Recv(3, 0), "key", None)
+    assert waiting is not None and exchange.expect(Recv(3, 0), "key", None) is None  # by a second thread
+    exchange.pair(3, make_message([1], tag=1))
+    exchange.pair(4, make_message([1]))
+    assert exchange.take_expected(3, memory, 0, len(memory) - 1)
+    exchange.pair(3, make_message([1]))
+    assert not exchange.take_expected(3, memory, 0, len(memory))
+    for source in (3, 4):
+        exchange.take(Recv(source, 0))
+    posted: Any = object()
+    exchange.matcher.post(posted, 0, ANY_SOURCE, 0)
+    assert exchange.expect(Recv(3, 0), "key", None) is None
+    exchange.matcher.withdraw(posted)
+    assert exchange.expect(Recv(3, 0), "key", None) is not None
+    exchange.forget_expected()
+    assert not exchange.take_expected(3, memory, 0, len(memory))
+
+
+def test_heads_are_not_remembered_without_end(exchange: MessageExchange) -> None:
+    for number in range(5000):
+        exchange.remember(Recv(number, 0), number, b"head", np.ones(1))
+    assert len(exchange._heads) <= 1024
+    exchange.remember(Recv(ANY_SOURCE, 0), "any", b"head", np.ones(1))  # whose next one may come from another rank
+    assert exchange.expect(Recv(ANY_SOURCE, 0), "any", None) is None

@@ -12,7 +12,7 @@ import pytest
 from tests.waiting import settle
 
 from collectived.shared.rank_links import RankLinks
-from collectived_proto.ipc.rank_messages import READY, Header
+from collectived_proto.ipc.rank_messages import HEADER_BYTES, READY, Header
 
 PEER = 3
 
@@ -28,6 +28,15 @@ class Recorder:
         self.looks = 0
         self.readers: set[int] = set()  # threads
         self._open: dict[int, tuple[Header, bytes, bytearray]] = {}
+        self.expected = b""  # a whole message
+        self.taken = 0  # of those
+
+    def take_expected(self, source: int, memory: bytearray, begin: int, end: int) -> int:
+        if not self.expected or not memory.startswith(self.expected[:HEADER_BYTES], begin):
+            return 0
+        if memory[begin:end].startswith(self.expected):
+            self.taken += 1
+        return len(self.expected)
 
     def may_read(self, source: int, header: Header) -> bool:
         return self.delivered >= header.before
@@ -135,6 +144,42 @@ def test_a_short_message_may_be_cut_anywhere(end: End, cut: int) -> None:
     far.sendall(whole[cut:])
     end.wait(lambda: len(end.user.messages) == 2)
     assert [message[3] for message in end.user.messages] == [b"value"] * 2
+    far.close()
+
+
+@pytest.mark.parametrize("nbytes", [1, 1000, 70_000, 200_000])
+@pytest.mark.parametrize("cut", [1, 31, 32, 40, 42, 65_535, 65_536, 65_537])
+def test_a_message_that_is_expected_is_taken_once_all_of_it_is_there(end: End, nbytes: int, cut: int) -> None:
+    near, far = connect()
+    end.add(near, is_outgoing=False)
+    whole = end.user.expected = encode(os.urandom(nbytes))
+    other = encode(b"other", tag=6)
+    stream = other + whole + whole + other
+
+    def write() -> None:
+        far.sendall(stream[: len(other) + cut])
+        far.sendall(stream[len(other) + cut :])
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    end.wait(lambda: len(end.user.messages) == 2)
+    writing.join()
+    assert end.user.taken == 2
+    assert end.user.messages == [(PEER, 6, b"described", b"other")] * 2
+    far.close()
+
+
+def test_a_part_of_a_message_that_was_expected_is_read_by_others(end: End) -> None:
+    near, far = connect()
+    end.add(near, is_outgoing=False)
+    value = os.urandom(100_000)
+    whole = end.user.expected = encode(value)
+    far.sendall(whole[:70_000])
+    end.wait(lambda: end.links._incoming[PEER]._end == 70_000)
+    end.user.expected = b""  # who waited for it has gone
+    far.sendall(whole[70_000:])
+    end.wait(lambda: end.user.messages)
+    assert end.user.messages == [(PEER, 5, b"described", value)] and not end.user.taken
     far.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import threading
@@ -135,6 +136,32 @@ def test_messages_keep_their_order_when_they_begin_to_go_over_a_link(two_workers
     link, taken = two_workers.run(2, body)
     assert link is not None
     assert taken == [list(range(0, 400, 2)), list(range(1, 400, 2))]
+
+
+@pytest.mark.parametrize("gives_out", [False, True], ids=["new arrays", "out"])
+def test_short_messages_of_changing_forms_keep_their_order(two_workers: Cluster, gives_out: bool) -> None:
+    """A receive without a call expects what it got the last time, and gets what comes first."""
+    lengths = [1, 2, 1, 1, 20_000, 2, 1, 30_000, 30_000, 1]
+
+    def body(group: cd.Group) -> Any:
+        connect(group, 1 - group.rank)
+        chance = random.Random(5)
+        found = []
+        for number in range(600):
+            length = lengths[number % 10] if number < 300 else chance.choice(lengths)
+            value = np.full(length, number, np.float32)
+            if group.rank == 0:
+                group.send(value, 1)
+                if chance.random() < 0.3:  # the next one finds a receiver that waits, or two come together
+                    time.sleep(0.0005)
+            else:
+                out = np.empty(length, np.float32) if gives_out else None
+                if chance.random() < 0.3:
+                    time.sleep(0.0003)
+                found.append(np.array_equal(group.recv(0, out=out), value))
+        return found
+
+    assert all(two_workers.run(2, body)[1])
 
 
 def test_no_worker_takes_part(two_workers: Cluster) -> None:
