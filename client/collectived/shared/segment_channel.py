@@ -254,7 +254,7 @@ class SegmentChannel(Doorbell):
         """Announce a send or receive that no thread waits for, once it has waited for a while."""
         rests = self._announcements.add(call)
         if not self._describer.start() and rests:
-            self._announcements.announce_old(0.0)
+            self._announcements.announce_young()
 
     def _handle(self, message: bytes, descriptor: int) -> Exception | None:
         self._count_instances()
@@ -394,10 +394,10 @@ class SegmentChannel(Doorbell):
         """Wait for the worker's doorbell message about a call whose value has come."""
         raise InternalError(f"{call.prepared.op} has been carried out by {self._worker}, which has no part in it")
 
-    def _find_running(self) -> core.Engine | None:
-        """The engine in which asynchronous calls may need to be gone on with. Under the mutex."""
-        is_running = any(call.is_running for call in self._calls.values())
-        return self._engines.get(self.rank_state.generation) if is_running else None
+    def _find_running(self, is_busy: bool) -> core.Engine | None:
+        """The engine in which asynchronous calls may need to be gone on with, or soon may. Under the mutex."""
+        is_busy = is_busy or any(call.is_running for call in self._calls.values())
+        return self._engines.get(self.rank_state.generation) if is_busy else None
 
     # The end of a generation
 

@@ -18,7 +18,7 @@ class Describer:
 
     Args:
         mutex: the channel's lock.
-        find_engine: where such calls are, None where there are none; called under that lock.
+        find_engine: where such calls are, or soon may be if it is given True; else None; called under that lock.
         collect: goes on with what comes there within so many nanoseconds.
         fail: ends the generation with an error of this process.
     """
@@ -27,7 +27,7 @@ class Describer:
         self,
         mutex: threading.Lock,
         announcements: Announcements,
-        find_engine: Callable[[], core.Engine | None],
+        find_engine: Callable[[bool], core.Engine | None],
         collect: Callable[[core.Engine, int], None],
         fail: Callable[[BaseException], None],
     ) -> None:
@@ -62,12 +62,12 @@ class Describer:
 
     def _go_on(self) -> bool:
         """Look after what is there; whether there may be more later."""
-        are_young = self._announcements.announce_old(RUN_SECONDS)
+        is_busy = self._announcements.announce_old(RUN_SECONDS)
         with self._mutex:
-            engine = self._find_engine()
+            engine = self._find_engine(is_busy)
             if engine is None:
                 self._is_running = False
                 return False
         with contextlib.suppress(RuntimeError):  # it has been detached since
-            self._collect(engine, int((RUN_SECONDS if are_young else _COLLECT_SECONDS) * 1e9))
+            self._collect(engine, int((RUN_SECONDS if is_busy else _COLLECT_SECONDS) * 1e9))
         return True

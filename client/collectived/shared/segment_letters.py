@@ -31,6 +31,7 @@ from collectived_proto.types import ANY_SOURCE, Collective, Recv, Send, Verdict
 
 _PLAIN, _COMPRESSED, _APART = b"\0", b"\1", b"\2"  # how a value is described; apart: by the first bytes of the letter
 _LENGTHS = struct.Struct("<QQ")  # of such a description, and of all of the letter
+_BUSY_SECONDS = 1.0  # since the last asynchronous call, in which others are likely
 _LEAST_SECONDS = 1e-6  # left of a deadline that has passed
 _LOOK_NANOSECONDS = 1_000_000
 _LAST_SECONDS = 2.0  # for all of a letter that is being read when a verdict comes
@@ -154,13 +155,15 @@ class Announcements:
         self._mutex = mutex
         self._send = send
         self._young: deque[PointToPointCall] = deque()  # asynchronous ones that have not waited for long
+        self._grew_at = -math.inf  # by the monotonic clock
         self._rests = False  # whether no thread will look at those soon
 
     def add(self, call: PointToPointCall) -> bool:
-        """An asynchronous call does not end at once; whether `announce_old` has to be called in time."""
+        """An asynchronous call does not end at once; whether no thread will announce it in time: `announce_young`."""
         call.began = monotonic()
         with self._mutex:
             self._young.append(call)
+            self._grew_at = call.began
             return self._rests
 
     def announce(self, call: PointToPointCall) -> None:
@@ -181,11 +184,20 @@ class Announcements:
                 self._send(messages.OverdueReceive(call.generation, call.instance, source).encode())
 
     def announce_old(self, after: float) -> bool:
+        """Announce asynchronous calls that have waited for so many seconds; whether to look again as soon.
+
+        Also for a while after the last one: else each call of a program that often waits for one would be announced.
+        """
+        are_left = self.announce_young(after)
+        with self._mutex:
+            self._rests = not are_left and monotonic() - self._grew_at > _BUSY_SECONDS
+            return not self._rests
+
+    def announce_young(self, after: float = 0.0) -> bool:
         """Announce asynchronous calls that have waited for so many seconds; whether there are others."""
         while True:
             with self._mutex:
                 young = self._young
-                self._rests = not young
                 if not young or not (young[0].complete or monotonic() - young[0].began >= after):
                     return bool(young)
                 call = young.popleft()

@@ -195,6 +195,34 @@ def test_no_worker_takes_part(two_workers: Cluster) -> None:
     two_workers.run(2, body)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_do_not_hear_of_receives_that_wait_for_a_moment(request: pytest.FixtureRequest, workers: int) -> None:
+    """Though no thread waits when they begin."""
+    rounds = 300
+
+    def body(group: cd.Group) -> int:
+        channel: Any = group._channel
+        announcements, heard = channel._announcements, []
+
+        def send(message: bytes) -> bool:
+            heard.append(message)
+            return bool(send_now(message))
+
+        send_now, announcements._send = announcements._send, send
+        peer = 1 - group.rank
+        for number in range(rounds):
+            if group.rank == 0:
+                group.send(np.full(5, number), peer)
+            assert group.recv(peer, async_op=True).wait()[0] == number
+            if group.rank == 1:
+                group.send(np.full(5, number), peer)
+        return len(heard)
+
+    cluster = request.getfixturevalue("one_worker" if workers == 1 else "two_workers")
+    for heard in cluster.run(2, body):
+        assert heard < rounds / 2  # a machine that is busy may have some wait for longer
+
+
 def test_both_may_send_first(two_workers: Cluster) -> None:
     def body(group: cd.Group) -> None:
         peer = 1 - group.rank
