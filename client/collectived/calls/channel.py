@@ -146,8 +146,8 @@ class RankChannel(ABC):
                 log.warning(text, call.prepared.op, self.rank_state.group.name, full)
             self._wait_for_room(post, math.inf if deadline is None else deadline.at)
 
-    def resume(self, unfinished: Any, operation: Operation, value: Any, out: Any, frame: FrameType) -> Call:
-        """Wait for what `repeat` has begun; the call, which has ended."""
+    def resume(self, unfinished: Any, operation: Operation, value: Any, out: Any, frame: FrameType | None) -> Call:
+        """Wait for what `repeat` has begun; the call, which has ended. Without a frame do not wait."""
         raise NotImplementedError("nothing is begun here")
 
     def remember(self, call: Call, operation: Operation, value: Any, frame: FrameType) -> None:

@@ -155,14 +155,17 @@ class SegmentChannel(Doorbell):
         if call.is_async and program.may_describe:
             self._describer.start()
 
-    def resume(self, unfinished: Unfinished, operation: Operation, value: Any, out: Any, frame: FrameType) -> Call:
+    def resume(
+        self, unfinished: Unfinished, operation: Operation, value: Any, out: Any, frame: FrameType | None
+    ) -> Call:
         repeat, form, seen, result, job = unfinished
         call = repeat.make_call(form, seen, result, out)
-        begun = call.form
+        begun, call.is_async = call.form, frame is None
         self._adopt(call, job, repeat.program.engine)
-        self.wait(call)
-        if call.verdict is None and call.form is not begun:  # something else has come than before
-            self._repeats.add(call, operation, value, frame)
+        if frame is not None:
+            self.wait(call)
+            if call.verdict is None and call.form is not begun:  # something else has come than before
+                self._repeats.add(call, operation, value, frame)
         return call
 
     def remember(self, call: Call, operation: Operation, value: Any, frame: FrameType) -> None:
@@ -274,8 +277,7 @@ class SegmentChannel(Doorbell):
 
     def _count_instances(self) -> None:
         """Say which instance is next: those that complete at once are not counted one by one."""
-        engine = self._engines.get(self.rank_state.generation)
-        if engine is not None:
+        if (engine := self._engines.get(self.rank_state.generation)) is not None:
             self.rank_state.next_instance = engine.next_instance()
 
     # Waiting

@@ -283,14 +283,12 @@ class Operations(Membership):
         return self._submission.run([self._group.barrier], None, [], read_options(c10d.BarrierOptions, opts, timeout))
 
     def send(self, tensors: Sequence[Tensor], to: int, tag: int = 0) -> AnyWork:
-        start = partial(self._group.send, to_leaf(flatten(tensors[0])), to, tag)
-        return self._submission.run([start], None, tensors)
+        return self._submission.send(to_leaf(flatten(tensors[0])), to, tag, tensors)
 
     def recv(self, tensors: Sequence[Tensor], source: int | None, tag: int = 0) -> AnyWork:
         (tensor,) = tensors
         target = TensorTarget.of(tensor)
-        start = partial(self._group.recv, source, tag, out=target.leaf)
-        return self._submission.run([start], _settle(target), tensors)
+        return self._submission.receive(target.leaf, source, tag, _settle(target), tensors)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> AnyWork:
         return self.recv(tensors, None, tag)

@@ -7,24 +7,30 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from collectived.eager_send import begin_send
 from collectived.group import Group
 from collectived.integrations.c10d.errors import translate
 from collectived.integrations.c10d.lifetime import LOSES_WORKS, keep
 from collectived.integrations.c10d.meeting import agree_on_name
-from collectived.integrations.c10d.work import CompletedWork, FailedWork, Finish, PendingWork
+from collectived.integrations.c10d.receive import ReceiveWork
+from collectived.integrations.c10d.tensors import Leaf
+from collectived.integrations.c10d.work import CompletedWork, FailedWork, Finish, PendingWork, Start
 from collectived.session import Session, connect
+from collectived.work import Work
 from collectived_proto.errors import CollectiveError
 from collectived_proto.options import CommunicationOptions
 
-Start = Callable[..., Any]  # takes `options` and `async_op`
 AnyWork = CompletedWork | FailedWork | PendingWork
+SHORT_BYTES = 64 << 10  # of a send that ends at once, and of a receive that is not posted
 CLOSE_GRACE = 5.0  # seconds for operations that are still open when their process group is destroyed
 
 
@@ -76,6 +82,8 @@ class Submission:
         self._group: Group | None = None
         self._why_closed = "this rank is in no part of the process group that was split"
         self._open: WeakSet[PendingWork] = WeakSet()  # may have ended since
+        self._receive: ReceiveWork | None = None  # that is not posted yet
+        self._waiting_send: Work[None] | None = None  # a short one that did not end at once
         try:
             session = _shared_session.acquire()
             try:
@@ -131,7 +139,47 @@ class Submission:
             keep(work)
         return work
 
+    def send(self, value: Leaf, to: int, tag: int, result: Any) -> AnyWork:
+        """Send a flat value; the Work gives `result`. A short one ends at once, unless one before it waits for room."""
+        has_room = self._waiting_send is None or self._waiting_send.done()
+        if not has_room or self._defaults is None or type(value) is not np.ndarray or value.nbytes > SHORT_BYTES:
+            return self.run([partial(self.group.send, value, to, tag)], None, result)
+        self.sequence += 1
+        work: AnyWork
+        try:
+            self._waiting_send = begin_send(self.group, value, to, tag)
+        except CollectiveError as error:
+            work = FailedWork(translate(error), result)
+        else:
+            work = CompletedWork(result)
+            if self._waiting_send is not None:
+                work = PendingWork([self._waiting_send], None, result)
+                self._open.add(work)
+        if LOSES_WORKS:
+            keep(work)
+        return work
+
+    def receive(self, target: Leaf, source: int | None, tag: int, finish: Finish | None, result: Any) -> AnyWork:
+        """Receive into `target`, from any rank without a source; the Work gives `result`."""
+        start = partial(self.group.recv, source, tag, out=target)
+        if source is None or self._defaults is None or type(target) is not np.ndarray or target.nbytes > SHORT_BYTES:
+            return self.run([start], finish, result)
+        self._post_receive()
+        self.sequence += 1
+        work = self._receive = ReceiveWork(start, source, finish, result)
+        self._open.add(work)
+        if LOSES_WORKS:
+            keep(work)
+        return work
+
+    def _post_receive(self) -> None:
+        """Post the last receive, before an operation that may match its message, or for which ranks wait."""
+        work, self._receive = self._receive, None
+        if work is not None:
+            work.post()
+
     def _run(self, starts: Sequence[Start], finish: Finish | None, result: Any, opts: Any) -> AnyWork:
+        self._post_receive()
         self.sequence += 1
         merged = self.merge_timeout(getattr(opts, "timeout", None))
         options = None if merged is self._defaults else merged  # a call without options of its own is quicker
@@ -165,6 +213,9 @@ class Submission:
         Receives that are still posted are withdrawn. Other open works get some seconds to end;
         then they are aborted on all ranks, with that reason, because their other ranks may never come.
         """
+        if self._receive is not None:
+            self._receive.cancel()
+            self._receive = None
         works = [work for work in self._open if not work.has_ended()] if self.is_open else []
         for work in works:
             work.cancel()

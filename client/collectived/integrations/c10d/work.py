@@ -25,8 +25,9 @@ from collectived.integrations.futures import (
 from collectived.work import Work, peek_failure
 from collectived_proto.errors import CollectiveError
 
+Start = Callable[..., Any]  # takes `options` and `async_op`
 Finish = Callable[[list[Any]], object]  # the step to take with the results, once
-_NO_LIMIT = timedelta(0)
+NO_LIMIT = timedelta(0)
 
 
 class CompletedWork(dist._Work):  # type: ignore[misc]  # torch is not there for the type checker
@@ -36,7 +37,7 @@ class CompletedWork(dist._Work):  # type: ignore[misc]  # torch is not there for
         super().__init__()
         self._result = result
 
-    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+    def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         release(self)
         return True
 
@@ -68,7 +69,7 @@ class FailedWork(dist._Work):  # type: ignore[misc]
         self._error = error
         self._result = result
 
-    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+    def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         release(self)
         raise self._error
 
@@ -110,7 +111,7 @@ class PendingWork(dist._Work):  # type: ignore[misc]
         self._claimed = False  # a thread gives the future its value
         self._left = len(self._works)  # of those whose end the future waits for
 
-    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+    def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
         release(self)
         limit = timeout.total_seconds()
         try:
