@@ -35,7 +35,8 @@ RANKS = (2, 4)
 SIZES = tuple(map(parse, ("4 B", "4 KiB", "64 KiB", "1 MiB", "25 MiB")))
 MODELS = {"DDP step, 8,320 parameters": (64, 2, 32), "DDP step, 4,198,400 parameters": (1024, 4, 16)}
 """Width and number of linear layers, and rows of a batch."""
-OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter")
+OPERATIONS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "send_recv")
+"""send_recv: a round trip between two neighbours."""
 GOALS = {(HOST, False): 2.0, (TCP, False): 1.0, (HOST, True): 1.2, (TCP, True): 1.0}
 """How many times as fast as Gloo, by place, and whether it is a step of DDP."""
 ROUNDS = 7
@@ -166,18 +167,29 @@ def make_operation(what: str, size: Case, groups: Mapping[str, Any]) -> Callable
 
     def one(group: Any) -> Callable[[], object]:
         whole, part = torch.ones(size.count * ranks), torch.ones(size.count)
+        peer, back = dist.get_rank() ^ 1, torch.empty(size.count)
+
+        def go_and_return() -> None:
+            if dist.get_rank() < peer:
+                dist.send(part, peer, group=group)
+                dist.recv(back, peer, group=group)
+            else:
+                dist.recv(back, peer, group=group)
+                dist.send(part, peer, group=group)
+
         call: Callable[[], object] = {
             "all_reduce": lambda: dist.all_reduce(part, group=group),
             "broadcast": lambda: dist.broadcast(part, 0, group=group),
             "all_gather": lambda: dist.all_gather_single(whole, part, group=group),
             "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole, group=group),
+            "send_recv": go_and_return,
         }[what]
         part.fill_(dist.get_rank() + 1)
         whole.fill_(dist.get_rank() + 1)
         call()
-        mine = torch.full_like(part, 1 if what == "broadcast" else ranks * (ranks + 1) // 2)
+        mine = torch.full_like(part, {"broadcast": 1, "send_recv": peer + 1}.get(what, ranks * (ranks + 1) // 2))
         expected = torch.arange(1.0, ranks + 1).repeat_interleave(size.count) if what == "all_gather" else mine
-        if not torch.equal(whole if what == "all_gather" else part, expected):
+        if not torch.equal({"all_gather": whole, "send_recv": back}.get(what, part), expected):
             raise AssertionError(f"{what} of {size} gave a wrong result")
         whole.zero_()  # sums of sums stay what they are
         part.zero_()
