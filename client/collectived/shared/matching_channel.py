@@ -230,12 +230,12 @@ class MatchingChannel(SpanningChannel):
 
     def take_expected(self, source: int, memory: bytearray, begin: int, end: int) -> int:
         with self.mutex:
-            return self._exchange.take_expected(source, memory, begin, end) if self._exchange else 0
+            exchange = None if self.rank_state.has_aborted else self._exchange
+            return exchange.take_expected(source, memory, begin, end) if exchange else 0
 
     def may_read(self, source: int, header: Header) -> bool:
-        exchange = self._exchange
         with self.mutex:
-            return exchange is not None and exchange.may_read(source, header)
+            return self._exchange is not None and self._exchange.may_read(source, header)
 
     def begin(self, source: int, header: Header, description: bytes) -> tuple[object, list[memoryview]]:
         exchange = self._exchange

@@ -136,13 +136,13 @@ class MessageExchange:
             self._heads[key] = head, value.dtype, value.shape
 
     def expect(self, operation: Recv, key: Any, out: Array | None) -> ExpectedMessage | None:
-        """Have a message like the last one go straight to the thread that waits; `find` has found none.
+        """Have a message like the last one go straight to the thread that waits, if it comes next.
 
-        Nor may there be a receive that was posted earlier, or another thread that waits so. A message that its sender
+        None where a message is there, a receive was posted earlier, or another thread waits so. A message that its sender
         gave to its worker is not overtaken: those before the last one have come, and after one more the head differs.
         """
         known = self._heads.get(key)
-        if known is None or self._expected is not None:
+        if known is None or self._expected is not None or self.find(operation) is not None:
             return None
         if self.matcher.expects(self._rank, operation.source, operation.tag):
             return None

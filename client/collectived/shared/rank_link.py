@@ -195,7 +195,7 @@ class IncomingLink:
             raise ConnectionAbortedError("this process failed while it read")
         budget = _STEP_BYTES
         self._is_advancing, self._is_drained = True, False
-        if self._begin == self._end and not (self._is_mid_message or self.is_held):  # as most often
+        if self._begin == self._end and not (self._is_mid_message or self.is_held or self.is_over):  # as most often
             budget -= self._read_ahead()
         while not (self.is_over or self.is_held):
             if self._is_mid_message and not self._targets:

@@ -264,23 +264,25 @@ class RankLinks:
 
     def _watch(self, link: OutgoingLink | IncomingLink) -> None:
         """Have a link watched for the events that it waits for."""
-        if link.events == link.watched_events:  # else looked at again: another thread may be about to change it
+        if link.events == link.watched_events:
             return
         with self._watching, contextlib.suppress(OSError):  # it is being closed
-            events, known = link.events, link.watched_events
-            if link.is_over or events == known:
-                return
-            descriptor = link.socket.fileno()
-            if not events:  # not for its end either, which would be reported again and again
-                self._poller.unregister(descriptor)
-                self._epoll.unregister(descriptor)
-            elif known:
-                self._poller.modify(descriptor, events)
-                self._epoll.modify(descriptor, events)
-            else:
-                self._poller.register(descriptor, events)
-                self._epoll.register(descriptor, events)
-            link.watched_events = events
+            # Again and again: another thread may change what it waits for meanwhile, and looks at what is watched now.
+            while not link.is_over and link.events != link.watched_events:
+                self._change_watched(link, link.events)
+
+    def _change_watched(self, link: OutgoingLink | IncomingLink, events: int) -> None:
+        descriptor = link.socket.fileno()
+        if not events:  # not for its end either, which would be reported again and again
+            self._poller.unregister(descriptor)
+            self._epoll.unregister(descriptor)
+        elif link.watched_events:
+            self._poller.modify(descriptor, events)
+            self._epoll.modify(descriptor, events)
+        else:
+            self._poller.register(descriptor, events)
+            self._epoll.register(descriptor, events)
+        link.watched_events = events
 
     def _break(self, link: OutgoingLink | IncomingLink, error: BaseException) -> None:
         is_used = not link.is_idle  # else nothing is lost: its peer has left, most likely

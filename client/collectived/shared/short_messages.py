@@ -87,8 +87,11 @@ class ShortMessages:
                     exchange.remember(operation, key, message.head, found)
                     self._host.count_message(core.RECEIVES, message.nbytes, began)
                     return found
-                expected = None if message is not None else exchange.expect(operation, key, out)
+            expected = None
             try:
+                if message is None:
+                    with self._host.mutex:
+                        expected = exchange.expect(operation, key, out)
                 goes_on = message is None and self._wait(exchange, end - monotonic())
             finally:
                 if expected is not None and not expected.is_there:

@@ -203,6 +203,7 @@ def test_a_group_is_drained_on_all_its_workers_which_go_on_with_others(two: Drai
 
 def test_letters_that_wait_are_cut_and_told(two: Draining) -> None:
     waiting = two.groups[1].recv(0, async_op=True)
+    settle(lambda: [group.posts for group in two.cluster.status().groups if group.posts])
     reply = two.ask(1, timeout_seconds=0.3)
     assert [(cut.instance, cut.op) for cut in reply.cut] == [(-1, "recv(source=0, tag=0)")]
     with pytest.raises(cd.errors.UnavailableError):

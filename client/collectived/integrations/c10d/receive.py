@@ -7,6 +7,8 @@ from concurrent.futures import CancelledError
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
+
 from collectived.integrations.c10d.errors import translate
 from collectived.integrations.c10d.lifetime import release
 from collectived.integrations.c10d.work import NO_LIMIT, CompletedWork, FailedWork, Finish, PendingWork, Start
@@ -46,12 +48,17 @@ class ReceiveWork(PendingWork):
                 self._error = translate(error)
 
     def wait(self, timeout: timedelta = NO_LIMIT) -> bool:
-        with self._turn:
-            if timeout > NO_LIMIT:
+        is_limited = timeout > NO_LIMIT
+        if not self._turn.acquire(timeout=timeout.total_seconds() if is_limited else -1):
+            raise dist.DistBackendError(f"[collectived] Timed out waiting: no message has come within {timeout}")
+        try:
+            if is_limited:
                 self._post()
             start, self._start = self._start, None
             if start is not None:
                 self._receive(start)
+        finally:
+            self._turn.release()
         if self._works:
             return super().wait(timeout)
         release(self)
@@ -79,9 +86,14 @@ class ReceiveWork(PendingWork):
         return super().has_ended() if self._works else self._finished or self._error is not None
 
     def cancel(self) -> None:
-        with self._turn:
+        """Take it back, unless its message is there or a thread receives."""
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
             if self._start is not None:
                 self._start, self._error = None, CancelledError("this receive was taken back before it got a message")
+        finally:
+            self._turn.release()
         super().cancel()
 
     def get_future(self) -> Future:

@@ -92,6 +92,11 @@ def handle_instance_report(
     elif _SEVERITY[report.kind] >= _SEVERITY[inquiry.kind]:
         inquiry.kind, inquiry.timeout_seconds = report.kind, report.timeout_seconds
         inquiry.text = report.text or inquiry.text
+    if report.kind is ReportKind.EXPIRED:
+        if inquiry.is_extended:
+            inquiry.deadline = min(inquiry.deadline, now + INQUIRY_SECONDS)
+            registry.add_timer(inquiry.deadline, InquiryTimeout(inquiry.query))
+        inquiry.is_extended = True  # or is not to be: its ranks have no time left
     if native:
         inquiry.native_errors.setdefault(task, report.text or "NCCL failed")
         inquiry.instance = min(inquiry.instance, report.instance)
@@ -238,7 +243,8 @@ def on_inquiry_timeout(registry: Registry, query: int, now: float) -> Iterator[E
     inquiry = registry.inquiries.get(query)
     if inquiry is None:
         return
-    if not inquiry.is_extended and verdicts.are_known_ranks_alike(registry.generations[inquiry.generation], inquiry):
+    may_extend = inquiry.pending_workers and not inquiry.is_extended
+    if may_extend and verdicts.are_known_ranks_alike(registry.generations[inquiry.generation], inquiry):
         inquiry.is_extended, inquiry.deadline = True, now + UNNAMED_INQUIRY_SECONDS - INQUIRY_SECONDS
         registry.add_timer(inquiry.deadline, InquiryTimeout(query))
     else:

@@ -147,7 +147,10 @@ def test_two_threads_may_wait_and_a_third_one_post(group: Group) -> None:
         thread.start()
     settle(lambda: group.begun)
     work.post()  # which does not wait for it
+    work.cancel()
     assert not work.is_completed()
+    with pytest.raises(torch.distributed.DistBackendError, match="Timed out waiting"):
+        work.wait(timedelta(milliseconds=10))
     group.arrives.set()
     for thread in waiting:
         thread.join()
