@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 from typing import Any
 
 from collectived import operations
 from collectived.calls.channel import NOT_REPEATED
 from collectived.group import Group
+from collectived.thread_stacks import OWN_THREADS
 from collectived.work import Work
 
 
@@ -28,8 +31,9 @@ def begin_send(group: Group, value: Any, to: int, tag: int) -> Work[None] | None
         if result is None:
             return None
         if result is not NOT_REPEATED:
-            call = channel.resume(result, operation, value, None, None)
-            return Work([call], channel, group._unobserved_errors)
+            return _go_on(
+                Work([channel.resume(result, operation, value, None, None)], channel, group._unobserved_errors)
+            )
     except BaseException as error:
         channel.abort_by_error(error)
         raise
@@ -38,3 +42,18 @@ def begin_send(group: Group, value: Any, to: int, tag: int) -> Work[None] | None
         channel.remember(work._call, operation, value, frame)
         return None
     return work
+
+
+def _go_on(work: Work[None]) -> Work[None]:
+    """Have a thread wait: the native core goes on with it only while one does."""
+    thread = threading.Thread(target=_wait_for, args=[work], name=f"{OWN_THREADS}send", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # there can be no more threads
+        _wait_for(work)
+    return work
+
+
+def _wait_for(work: Work[None]) -> None:
+    with contextlib.suppress(Exception):  # the work says so where it is asked
+        work._channel.wait(work._call)

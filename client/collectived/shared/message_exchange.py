@@ -138,7 +138,7 @@ class MessageExchange:
     def expect(self, operation: Recv, key: Any, out: Array | None) -> ExpectedMessage | None:
         """Have a message like the last one go straight to the thread that waits, if it comes next.
 
-        None where a message is there, a receive was posted earlier, or another thread waits so. A message that its sender
+        None if a message is there, a receive was posted earlier, or another thread waits so. A message that its sender
         gave to its worker is not overtaken: those before the last one have come, and after one more the head differs.
         """
         known = self._heads.get(key)

@@ -160,7 +160,7 @@ class SegmentChannel(Doorbell):
     ) -> Call:
         repeat, form, seen, result, job = unfinished
         call = repeat.make_call(form, seen, result, out)
-        begun, call.is_async = call.form, frame is None
+        begun = call.form
         self._adopt(call, job, repeat.program.engine)
         if frame is not None:
             self.wait(call)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import settle
 
 import collectived as cd
 from collectived.eager_send import begin_send
@@ -50,6 +52,29 @@ def test_a_sender_goes_on_though_nobody_receives(cluster: Any) -> None:
             work.result(20)
         return True
 
+    assert all(cluster.run(2, body))
+
+
+def test_a_send_that_waits_for_room_goes_on_though_its_thread_does_not_wait(cluster: Any) -> None:
+    def body(group: cd.Group) -> Any:
+        if group.rank == 1:
+            filled.wait(30)
+            received = [int(group.recv(0)[0]) for _ in range(counts[0])]
+            group.barrier()
+            return received == list(range(counts[0]))
+        work, number = None, 0
+        while work is None and number < 5000:
+            work = begin_send(group, np.full(2, number, np.float64), 1, 0)
+            number += 1
+        counts.append(number)
+        filled.set()
+        if work is not None:
+            settle(work.done)
+            assert work.exception() is None
+        group.barrier()
+        return True
+
+    filled, counts = threading.Event(), list[int]()
     assert all(cluster.run(2, body))
 
 

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from collectived import operations
 from collectived.eager_send import begin_send
 from collectived.group import Group
 from collectived.integrations.c10d.errors import translate
 from collectived.integrations.c10d.lifetime import LOSES_WORKS, keep
 from collectived.integrations.c10d.meeting import agree_on_name
-from collectived.integrations.c10d.receive import ReceiveWork
+from collectived.integrations.c10d.receive import LazyReceive, ReceiveWork
 from collectived.integrations.c10d.tensors import Leaf
 from collectived.integrations.c10d.work import CompletedWork, FailedWork, Finish, PendingWork, Start
 from collectived.session import Session, connect
@@ -82,7 +83,8 @@ class Submission:
         self._group: Group | None = None
         self._why_closed = "this rank is in no part of the process group that was split"
         self._open: WeakSet[PendingWork] = WeakSet()  # may have ended since
-        self._receive: ReceiveWork | None = None  # that is not posted yet
+        self._lazy = LazyReceive()
+        self._receivers: set[int] = set()  # threads; where there are several, each receive is posted in its turn
         self._waiting_send: Work[None] | None = None  # a short one that did not end at once
         try:
             session = _shared_session.acquire()
@@ -141,8 +143,7 @@ class Submission:
 
     def send(self, value: Leaf, to: int, tag: int, result: Any) -> AnyWork:
         """Send a flat value; the Work gives `result`. A short one ends at once, unless one before it waits for room."""
-        has_room = self._waiting_send is None or self._waiting_send.done()
-        if not has_room or self._defaults is None or type(value) is not np.ndarray or value.nbytes > SHORT_BYTES:
+        if not self._is_short(value) or self._is_send_waiting():
             return self.run([partial(self.group.send, value, to, tag)], None, result)
         self.sequence += 1
         work: AnyWork
@@ -153,6 +154,7 @@ class Submission:
         else:
             work = CompletedWork(result)
             if self._waiting_send is not None:
+                self._lazy.post()  # its peer may wait for room, too
                 work = PendingWork([self._waiting_send], None, result)
                 self._open.add(work)
         if LOSES_WORKS:
@@ -162,24 +164,32 @@ class Submission:
     def receive(self, target: Leaf, source: int | None, tag: int, finish: Finish | None, result: Any) -> AnyWork:
         """Receive into `target`, from any rank without a source; the Work gives `result`."""
         start = partial(self.group.recv, source, tag, out=target)
-        if source is None or self._defaults is None or type(target) is not np.ndarray or target.nbytes > SHORT_BYTES:
+        thread = threading.get_ident()
+        self._receivers.add(thread)
+        if source is None or not self._is_short(target) or len(self._receivers) > 1:
             return self.run([start], finish, result)
-        self._post_receive()
+        operations.recv(source, tag, self.group.size)  # says what is wrong with them
         self.sequence += 1
-        work = self._receive = ReceiveWork(start, source, finish, result)
+        work = ReceiveWork(self._lazy, self.group, start, source, finish, result)
+        self._lazy.keep(work)
         self._open.add(work)
         if LOSES_WORKS:
             keep(work)
         return work
 
-    def _post_receive(self) -> None:
-        """Post the last receive, before an operation that may match its message, or for which ranks wait."""
-        work, self._receive = self._receive, None
-        if work is not None:
-            work.post()
+    def _is_short(self, leaf: Leaf) -> bool:
+        """Whether it may go without a Work of the group: it is on the host, and its timeout is that of the group."""
+        has_defaults = self._defaults is not None and self.merge_timeout(None) is self._defaults
+        return has_defaults and type(leaf) is np.ndarray and leaf.nbytes <= SHORT_BYTES
+
+    def _is_send_waiting(self) -> bool:
+        try:
+            return self._waiting_send is not None and not self._waiting_send.done()
+        except CollectiveError:  # the long way says so
+            return True
 
     def _run(self, starts: Sequence[Start], finish: Finish | None, result: Any, opts: Any) -> AnyWork:
-        self._post_receive()
+        self._lazy.post()
         self.sequence += 1
         merged = self.merge_timeout(getattr(opts, "timeout", None))
         options = None if merged is self._defaults else merged  # a call without options of its own is quicker
@@ -213,9 +223,8 @@ class Submission:
         Receives that are still posted are withdrawn. Other open works get some seconds to end;
         then they are aborted on all ranks, with that reason, because their other ranks may never come.
         """
-        if self._receive is not None:
-            self._receive.cancel()
-            self._receive = None
+        if self.is_open:
+            self._lazy.post()
         works = [work for work in self._open if not work.has_ended()] if self.is_open else []
         for work in works:
             work.cancel()
@@ -231,6 +240,7 @@ class Submission:
         """End what is in flight, and every later operation, on all ranks, and leave the group; again is no harm."""
         group = self._group
         if group is not None:
+            self._lazy.post()
             with contextlib.suppress(CollectiveError):  # it is over already
                 group.abort(reason)
             self._leave(reason)

@@ -15,7 +15,7 @@ import collectived as cd
 
 torch: Any = pytest.importorskip("torch", reason="torch is not installed: make test-torch")
 
-from collectived.integrations.c10d.receive import ReceiveWork  # noqa: E402  # imports torch
+from collectived.integrations.c10d.receive import LazyReceive, ReceiveWork  # noqa: E402  # imports torch
 
 VALUE = "a value"
 
@@ -54,6 +54,8 @@ class Group:
         self.arrives = threading.Event()
         self.arrives.set()
         self.error: BaseException | None = None
+        self.generation = 1
+        self.lazy = LazyReceive()
 
     def recv(self, async_op: bool = False) -> Any:
         self.begun.append("posted" if async_op else "received")
@@ -65,7 +67,10 @@ class Group:
         return VALUE
 
     def start(self) -> ReceiveWork:
-        return ReceiveWork(self.recv, 3, self.taken.extend, [torch.zeros(2)])
+        group: Any = self
+        work = ReceiveWork(self.lazy, group, self.recv, 3, self.taken.extend, [torch.zeros(2)])
+        self.lazy.keep(work)
+        return work
 
 
 @pytest.fixture
@@ -87,19 +92,20 @@ def test_a_wait_receives(group: Group) -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        ReceiveWork.post,
         ReceiveWork.is_completed,
         ReceiveWork.is_success,
+        lambda work: work._lazy.post(),
         lambda work: work.wait(timedelta(seconds=5)),
         lambda work: work.get_future().wait(),
+        lambda work: run_in_thread(work.wait),
     ],
-    ids=["post", "is_completed", "is_success", "wait for a time", "future"],
+    ids=["is_completed", "is_success", "another operation", "wait for a time", "future", "wait of another thread"],
 )
 def test_whoever_asks_for_more_has_it_posted_once(group: Group, ask: Callable[[ReceiveWork], object]) -> None:
     work = group.start()
     ask(work)
     assert group.begun == ["posted"]
-    work.post()
+    group.lazy.post()
     assert work.wait() and group.taken == [VALUE] and group.begun == ["posted"]
 
 
@@ -110,7 +116,7 @@ def test_a_receive_that_is_taken_back_takes_nothing(group: Group) -> None:
         work.wait()
     assert work.is_completed() and not work.is_success() and group.begun == []
     posted = group.start()
-    posted.post()
+    group.lazy.post()
     posted.cancel()
     assert group.posted.is_cancelled
 
@@ -120,7 +126,7 @@ def test_an_error_is_that_of_torch_each_time(group: Group, is_posted: bool) -> N
     group.error = cd.errors.AbortedError("rank 1 aborted")
     work = group.start()
     if is_posted:
-        work.post()
+        group.lazy.post()
     for _ in range(2):
         with pytest.raises(torch.distributed.DistBackendError, match="rank 1 aborted"):
             work.wait()
@@ -130,23 +136,61 @@ def test_an_error_is_that_of_torch_each_time(group: Group, is_posted: bool) -> N
     assert len(group.begun) == 1
 
 
-def test_an_interrupted_receive_is_over(group: Group) -> None:
+@pytest.mark.parametrize("is_posted", [False, True])
+def test_an_interrupted_receive_is_over(group: Group, is_posted: bool) -> None:
     group.error = KeyboardInterrupt()
     work = group.start()
     with pytest.raises(KeyboardInterrupt):
-        work.wait()
-    with pytest.raises(CancelledError, match="interrupted"):
-        work.wait()
+        group.lazy.post() if is_posted else work.wait()
+    for _ in range(2):
+        with pytest.raises(CancelledError, match="interrupted"):
+            work.wait()
 
 
-def test_two_threads_may_wait_and_a_third_one_post(group: Group) -> None:
-    group.arrives.clear()
+def test_a_value_that_does_not_fit_is_said_each_time(group: Group) -> None:
+    group.error = ValueError("it does not fit")
     work = group.start()
-    waiting = [threading.Thread(target=work.wait) for _ in range(2)]
-    for thread in waiting:
-        thread.start()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="it does not fit"):
+            work.wait()
+    assert work.is_completed() and not work.is_success()
+
+
+def test_the_next_receive_posts_the_one_before(group: Group) -> None:
+    first, second = group.start(), group.start()
+    assert group.begun == ["posted"]
+    assert second.wait() and first.wait()
+    assert group.begun == ["posted", "received"]
+
+
+def test_a_receive_of_a_generation_that_is_over_takes_nothing_of_the_next_one(group: Group) -> None:
+    waited, posted = group.start(), None
+    group.generation = 2
+    with pytest.raises(torch.distributed.DistBackendError, match="its generation ended"):
+        waited.wait()
+    posted = group.start()
+    group.generation = 3
+    group.lazy.post()
+    with pytest.raises(torch.distributed.DistBackendError, match="its generation ended"):
+        posted.wait()
+    assert group.begun == []
+
+
+def test_while_a_thread_receives_others_wait_or_do_not_as_they_ask(group: Group) -> None:
+    group.arrives.clear()
+    made: list[ReceiveWork] = []
+
+    def receive() -> None:
+        made.append(group.start())
+        made[0].wait()
+
+    waiting = [threading.Thread(target=receive)]
+    waiting[0].start()
     settle(lambda: group.begun)
-    work.post()  # which does not wait for it
+    work = made[0]
+    waiting.append(threading.Thread(target=work.wait))
+    waiting[1].start()
+    group.lazy.post()
     work.cancel()
     assert not work.is_completed()
     with pytest.raises(torch.distributed.DistBackendError, match="Timed out waiting"):
@@ -155,3 +199,9 @@ def test_two_threads_may_wait_and_a_third_one_post(group: Group) -> None:
     for thread in waiting:
         thread.join()
     assert work.is_completed() and group.begun == ["received"] and group.taken == [VALUE]
+
+
+def run_in_thread(act: Callable[[], object]) -> None:
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
