@@ -55,7 +55,9 @@ def test_a_sender_goes_on_though_nobody_receives(cluster: Any) -> None:
     assert all(cluster.run(2, body))
 
 
-def test_a_send_that_waits_for_room_goes_on_though_its_thread_does_not_wait(cluster: Any) -> None:
+def test_a_send_that_waits_for_room_goes_on_though_its_thread_does_not_wait(cluster: Any, transport: str) -> None:
+    has_little_room = len(cluster.addresses) == 1 and transport == "shared memory"  # a segment keeps 4,096 letters
+
     def body(group: cd.Group) -> Any:
         if group.rank == 1:
             filled.wait(30)
@@ -68,6 +70,7 @@ def test_a_send_that_waits_for_room_goes_on_though_its_thread_does_not_wait(clus
             number += 1
         counts.append(number)
         filled.set()
+        assert work is not None or not has_little_room
         if work is not None:
             settle(work.done)
             assert work.exception() is None

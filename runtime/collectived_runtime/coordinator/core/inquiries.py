@@ -96,7 +96,7 @@ def handle_instance_report(
         if inquiry.is_extended:
             inquiry.deadline = min(inquiry.deadline, now + INQUIRY_SECONDS)
             registry.add_timer(inquiry.deadline, InquiryTimeout(inquiry.query))
-        inquiry.is_extended = True  # or is not to be: its ranks have no time left
+        inquiry.is_extended = True  # its ranks have no more time
     if native:
         inquiry.native_errors.setdefault(task, report.text or "NCCL failed")
         inquiry.instance = min(inquiry.instance, report.instance)

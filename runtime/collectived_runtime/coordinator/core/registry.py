@@ -300,7 +300,7 @@ class Inquiry:
     reporter: int = -1  # LINK: the worker at its other end, which says so
     is_refused: bool = False  # LINK: there never was one, and `reporter` does not say that `peer` is gone
     deadline: float = 0.0  # judged then, whatever is known
-    is_extended: bool = False  # MISMATCH: the deadline is the second one
+    is_extended: bool = False  # MISMATCH: the deadline is the second one, or there is to be none
     native_errors: dict[int, str] = field(default_factory=dict)  # messages of NCCL, by worker, in the order of reports
 
 

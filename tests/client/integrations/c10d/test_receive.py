@@ -164,7 +164,7 @@ def test_the_next_receive_posts_the_one_before(group: Group) -> None:
 
 
 def test_a_receive_of_a_generation_that_is_over_takes_nothing_of_the_next_one(group: Group) -> None:
-    waited, posted = group.start(), None
+    waited = group.start()
     group.generation = 2
     with pytest.raises(torch.distributed.DistBackendError, match="its generation ended"):
         waited.wait()
