@@ -15,7 +15,7 @@ CONSTRAINTS := $(if $(LOCK),--constraint $(LOCK))
 NATIVE := native/collectived_native/_core.abi3.so
 READY := $(VENV)/installed-dev $(NATIVE)
 SANITIZED := .sanitized
-CORE_TESTS := $(foreach subject,arithmetic compression schedule word engine repeats bundle driver crossing crossing_large direct,tests/native/test_$(subject).py)
+CORE_TESTS := $(foreach subject,arithmetic compression schedule word engine repeats bundle driver crossing crossing_large direct carrier carrier_refusals carrier_links,tests/native/test_$(subject).py)
 WHEELS_VENV := .venv-wheels
 SITE_VENV := .venv-site
 

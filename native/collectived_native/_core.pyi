@@ -71,6 +71,17 @@ MOVE_COPY: int
 LATE: int  # what is odd of a run where nothing but time has passed
 MOST_ROUTES: int
 MOST_WIRES: int
+# Orders to a carrier, and its answers.
+ORDER_RUN: int
+ORDER_STAGE: int
+ORDER_PING: int
+ORDER_LINK: int
+ANSWER_DONE: int
+ANSWER_STAGED: int
+ANSWER_PONG: int
+ANSWER_BROKEN: int
+ANSWER_REFUSED: int
+MOST_LINKS: int  # peers of a carrier
 
 MAX_SEATS: int
 SCHEDULE_VERSION: int
@@ -212,6 +223,14 @@ class Crossings:
         list[RouteTotal],
         list[RecentCrossing],
     ]: ...
+
+def carrier(orders: int, /) -> Carrier: ...
+@final
+class Carrier:
+    def offer(self, instance: int, value: Any, result: Any, staging: Any, /) -> None: ...
+    def withdraw(self, instance: int, /) -> bool: ...
+    def close(self, /) -> None: ...
+    def progress(self, /) -> tuple[int, int]: ...
 
 # What a call is: (Python's word for it, see, restore, engine, generation, kind, peer, tag, plan, is_open, blob,
 # timeout_ns).

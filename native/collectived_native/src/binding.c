@@ -2,9 +2,9 @@
 #include <stdlib.h>
 
 #include "arithmetic_binding.h"
+#include "carrier.h"
 #include "compression.h"
 #include "compression_binding.h"
-#include "crossing.h"
 #include "letters.h"
 #include "objects.h"
 #include "repeats.h"
@@ -27,6 +27,8 @@ static const struct {
     {"MAX_AXES", MOST_AXES}, {"MAX_LETTER_BLOB", LETTER_BLOB}, {"MAX_LETTERS", LETTERS}, {"BLOCKING", 0}, {"QUIET", 1}, {"NOTIFYING", 2},
     NUMBER(COLLECTIVE), NUMBER(SEND), NUMBER(RECEIVE), NUMBER(BLOCK_VALUES), NUMBER(MOVE_SEND), NUMBER(MOVE_RECEIVE),
     NUMBER(MOVE_KEEP), NUMBER(MOVE_FOLD), NUMBER(MOVE_FINISH), NUMBER(MOVE_COPY), NUMBER(LATE), NUMBER(MOST_ROUTES), NUMBER(MOST_WIRES),
+    NUMBER(ORDER_RUN), NUMBER(ORDER_STAGE), NUMBER(ORDER_PING), NUMBER(ORDER_LINK), NUMBER(ANSWER_DONE), NUMBER(ANSWER_STAGED), NUMBER(ANSWER_PONG),
+    NUMBER(ANSWER_BROKEN), NUMBER(ANSWER_REFUSED), NUMBER(MOST_LINKS),
 };
 
 static int add_type(PyTypeObject **type, PyType_Spec *spec) {
@@ -38,7 +40,8 @@ static int fill(PyObject *module) {
     for (size_t i = 0; i < sizeof NUMBERS / sizeof *NUMBERS; i++)
         if (PyModule_AddIntConstant(module, NUMBERS[i].name, NUMBERS[i].value)) return -1;
     if (add_type(&plan_type, &plan_spec) || add_type(&job_type, &job_spec) || add_type(&engine_type, &engine_spec) ||
-        add_type(&watcher_type, &watcher_spec) || add_type(&repeats_type, &repeats_spec) || add_type(&crossings_type, &crossings_spec))
+        add_type(&watcher_type, &watcher_spec) || add_type(&repeats_type, &repeats_spec) || add_type(&crossings_type, &crossings_spec) ||
+        add_type(&carrier_type, &carrier_spec))
         return -1;
     return PyModule_AddStringConstant(module, "source_digest", SOURCE_DIGEST);
 }
@@ -56,7 +59,7 @@ static PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__core(void) {
     PyMethodDef *const tables[] = {arithmetic_methods, compression_functions, engine_functions, watcher_functions,
-                                   repeats_functions, crossings_functions};
+                                   repeats_functions, crossings_functions, carrier_functions};
     PyMethodDef *end = functions;
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++)
         for (const PyMethodDef *one = tables[i]; one->ml_name && end < functions + MOST_FUNCTIONS - 1; one++) *end++ = *one;

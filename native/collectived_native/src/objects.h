@@ -5,9 +5,9 @@
 #include "engine.h"
 #include "stable_abi.h"
 
-extern PyTypeObject *plan_type, *job_type, *engine_type, *watcher_type, *repeats_type, *crossings_type; /* made once per process */
-extern PyType_Spec plan_spec, job_spec, engine_spec, watcher_spec, repeats_spec, crossings_spec;
-extern PyMethodDef engine_functions[], watcher_functions[], repeats_functions[], crossings_functions[];
+extern PyTypeObject *plan_type, *job_type, *engine_type, *watcher_type, *repeats_type, *crossings_type, *carrier_type; /* made once per process */
+extern PyType_Spec plan_spec, job_spec, engine_spec, watcher_spec, repeats_spec, crossings_spec, carrier_spec;
+extern PyMethodDef engine_functions[], watcher_functions[], repeats_functions[], crossings_functions[], carrier_functions[];
 
 typedef struct {
     PyObject head;
