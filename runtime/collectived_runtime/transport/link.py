@@ -13,6 +13,7 @@ closed. A part of them may be on its way.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ from collectived_runtime.transport.frame import HEADER_BYTES
 BytesLike = bytes | bytearray | memoryview
 
 READ_AHEAD_BYTES = 4 << 10  # read together with a header: a small frame takes one system call
+# Bytes on their way to a worker of the same host: more would leave the caches before they are read. To another host
+# the system chooses, for there a path may hold more.
+LOCAL_SEND_BYTES = 512 << 10
 
 
 class LinkBroken(Exception):
@@ -82,6 +86,9 @@ class TcpStream:
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # it has ended, which its user sees
+            if connected.getsockname()[0] == connected.getpeername()[0]:
+                connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BYTES)
         self._socket = connected
 
     def fileno(self) -> int:
@@ -89,7 +96,7 @@ class TcpStream:
 
     def send(self, parts: Sequence[BytesLike]) -> int:
         try:
-            return self._socket.sendmsg(parts)
+            return self._socket.sendmsg(parts, (), socket.MSG_DONTWAIT)  # a process that shares it may have it block
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -97,7 +104,7 @@ class TcpStream:
 
     def recv_into(self, view: memoryview) -> int:
         try:
-            received = self._socket.recv_into(view)
+            received = self._socket.recv_into(view, 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -137,6 +144,9 @@ class Link:
     `is_mid_send` is True while a frame has been sent in part, or was given to the stream and not taken: such a link can
     only be closed. A header that has been read but belongs to a later instance stays in `read_header`: the link is
     *parked*, and nothing behind it is read but what came along.
+
+    Attributes:
+        is_lent: whether another process reads and writes it now.
     """
 
     def __init__(self, peer: int, channel: int, stream: Stream, way: Origin | None = None) -> None:
@@ -145,8 +155,10 @@ class Link:
         self.stream = stream
         self.origin = way
         self.is_mid_send = False
+        self.is_lent = False
         self.bytes_sent = 0
         self.bytes_received = 0
+        self._was_lent = False  # another process may have its descriptor still
         self._sent_ahead = 0  # bytes that `resume` has said are sent
         # Bytes that have been read and not been taken; there is always room in it for a piece.
         self._ahead = bytearray(HEADER_BYTES + max(READ_AHEAD_BYTES, stream.min_read_bytes))
@@ -192,6 +204,14 @@ class Link:
         self._sent_ahead = sent
         self.is_mid_send = sent > 0
 
+    def lend(self) -> None:
+        """Another process goes on here, until `take_back`. Meanwhile it may be amid a frame."""
+        self.is_lent = self.is_mid_send = self._was_lent = True
+
+    def take_back(self, *, is_whole: bool) -> None:
+        """Go on here, behind whole frames if `is_whole`; else perhaps amid some, and then nothing is sent any more."""
+        self.is_lent, self.is_mid_send = False, not is_whole
+
     def consume_header(self) -> None:
         self._begin += HEADER_BYTES
         self.bytes_received += HEADER_BYTES
@@ -231,4 +251,7 @@ class Link:
             raise
 
     def close(self) -> None:
+        if self._was_lent and isinstance(self.stream, TcpStream):  # closing the descriptor alone would not end it
+            with contextlib.suppress(OSError):  # it has ended
+                self.stream.shutdown(socket.SHUT_RDWR)
         self.stream.close()
