@@ -195,7 +195,8 @@ def _of_connections() -> list[LimitRow]:
             "the oldest measurements are forgotten, also in the file",
         ),
         LimitRow(
-            "connections of links that are kept for the next generation",
+            "connections of links that are kept for the next generation; not those that may be [lent to ranks]"
+            "(../internals/architecture.md#large-values-of-the-only-rank-of-a-worker)",
             f"{pool.MAX_POOLED}, for {pool.MAX_IDLE_SECONDS:g} s",
             "",
             "the oldest is closed; the next link is dialled",

@@ -195,6 +195,18 @@ class Call:
         """Whether the result is nothing but its own value, so that none comes."""
         return self.own_value is not None and self.prepared.result_spec is None
 
+    @property
+    def has_result_elsewhere(self) -> bool:
+        """Whether the result does not come in a slot."""
+        return self.output is not None or self.is_own_value
+
+    def begin_lending(self) -> int:
+        """Let the arrays be read and written where they lie, if that can be; a flag of `messages.Submit`, or 0.
+
+        It has its number and is about to be sent.
+        """
+        return 0
+
     def request_parts(self, are_sound: bool) -> None:
         """Ask the worker to announce parts of the result, which are taken while a thread waits for the call.
 

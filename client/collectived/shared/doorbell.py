@@ -39,6 +39,8 @@ log = logging.getLogger("collectived")
 
 PING_INTERVAL = 5.0  # seconds of silence after which the worker is asked whether it lives, and again until it is lost
 _SEND_TIMEOUT = 10.0  # seconds in which a worker makes room for a message
+# Without the descriptor messages, or large values, go by the workers.
+_DISPENSABLE = (messages.MessageType.RANK_LINK, messages.MessageType.CARRIER)
 _HUNG_UP = "it has closed the connection"
 _NEVER_HEARD = f"{_HUNG_UP} before its first message: it has ended, or this process took more than 10 s to connect"
 _LEAVE_TIMEOUT = 1.0  # seconds in which a worker says what it knows when we leave, and gives back memory
@@ -114,6 +116,8 @@ class Doorbell(RankChannel):
             call.timeout,
             call.output,
         )
+        if lending := call.begin_lending():
+            submit = submit._replace(lending=lending)
         if call.own_value is not None:
             submit = submit._replace(keeps_own=True)
         if call.takes_parts:
@@ -266,7 +270,7 @@ class Doorbell(RankChannel):
         except BlockingIOError:
             return None
         if descriptor == seqpacket.DESCRIPTOR_LOST:
-            if message[0] != messages.MessageType.RANK_LINK:  # else messages go by the workers
+            if message[0] not in _DISPENSABLE:
                 return descriptor_lost()
             descriptor = -1
         return self._handle(message, descriptor)

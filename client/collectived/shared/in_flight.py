@@ -46,6 +46,7 @@ class InFlightCalls:
         never: a target that never comes, for threads that wait for any news.
         on_segment: takes over the descriptor that came with a message about segments.
         on_matching: the same of messages for a rank that matches by itself.
+        on_carrier: the same of the socket for its carrier.
         on_ended: called when a call ends, and with which verdict.
         inputs_released: a target that comes when no memory is in use whose release the worker has promised to announce.
     """
@@ -64,6 +65,7 @@ class InFlightCalls:
         self.never = PingReply(None)
         self.on_segment: Callable[[bytes, int], None] = _refuse
         self.on_matching: Callable[[bytes, int], None] = _refuse
+        self.on_carrier: Callable[[bytes, int], None] = _refuse
         self.on_ended: Callable[[Call, Verdict | None], None] = lambda call, verdict: None
         self._retired: dict[tuple[int, int], Call] = {}  # by generation and instance, until the worker says otherwise
         self._waiting = 0  # how many wait to join, as the worker said last
@@ -86,6 +88,9 @@ class InFlightCalls:
             return
         if kind is messages.MessageType.RANK_LINK:
             self.on_matching(message, descriptor)
+            return
+        if kind is messages.MessageType.CARRIER:
+            self.on_carrier(message, descriptor)
             return
         if descriptor >= 0:
             os.close(descriptor)
@@ -123,8 +128,7 @@ class InFlightCalls:
         if done.has_result and call.result_buffer is None:
             self._attach_result(call, done)
         if prepared.pack_count and (done.is_last or not prepared.accepts_any):
-            is_elsewhere = call.output is not None or call.is_own_value
-            if call.result_buffer is None and not is_elsewhere and prepared.receives:
+            if call.result_buffer is None and not call.has_result_elsewhere and prepared.receives:
                 raise messages.MalformedMessage(f"{prepared.op} without a result")
             if done.pack not in call.completed_packs:  # it may have asked once more for what was on its way
                 call.completed_packs.append(done.pack)

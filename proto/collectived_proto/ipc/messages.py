@@ -29,8 +29,7 @@ MAX_OUTSTANDING = 64  # instances that one rank may have in flight,
 MAX_P2P_OUTSTANDING = 1 << 16  # and sends and recvs: a posted recv costs little, and memory limits what is sent
 MAX_PACKS = 4096  # of one collective
 P2P_BASE = 1 << 62  # sends and recvs of a rank are numbered from here, apart from the group's instances
-# The worker's events are numbered from here, apart from result slots: both are released alike.
-WORKER_EVENT_BASE = 1 << 62
+WORKER_EVENT_BASE = 1 << 62  # the worker's events, apart from result slots: both are released alike
 
 _HELLO = struct.Struct("<4s16s")
 _VERSIONS = struct.Struct("<HH")
@@ -74,8 +73,7 @@ class MessageType(enum.IntEnum):
     UNCLAIMED = 11  # it has no room for what a rank sends to it, because it has not received what came before
     # worker → client, doorbell; DONE also back, of a send or recv that ranks in a segment carry out themselves
     DONE = 16  # one pack of an instance is complete
-    # The same: a receive has ended alone, with a code, and has taken nothing.
-    WITHDRAWN = 27
+    WITHDRAWN = 27  # the same: a receive has ended alone, with a code, and has taken nothing
     FAILED = 17  # an instance ended with a verdict (a serialized collectived.v1.Verdict follows)
     PONG = 18  # with a text where memory of this rank is still in use
     WAITING_JOINERS = 21  # how many wait to join the group, from the next completion on
@@ -99,6 +97,7 @@ class MessageType(enum.IntEnum):
     RESULT_PART = 42  # bytes of a result are final; see ipc/parts.py
     MESSAGE = 43  # a message for a rank that matches by itself; see ipc/rank_messages.py
     RANK_LINK = 44  # a connection rides along, over which two ranks send messages themselves; see there
+    CARRIER = 45  # a socket rides along, over which its carrier gets orders; see ipc/carrier_orders.py
     # client → worker, session socket
     ARENA_REQUEST = 32
     ARENA_DROP = 33
@@ -112,6 +111,8 @@ SUBMIT_ORDERED = 4  # flag of a ring: the caller goes on in stream order, and ge
 SUBMIT_KEEPS_OWN = 8  # flag of a ring: what the result has of its own value the rank takes from there
 SUBMIT_TAKES_PARTS = 16  # flag of a ring: the rank takes parts of the result before all of it is there
 SUBMIT_WATCHED = 32  # flag of a ring: the rank carries out a send or recv by itself, and its worker watches it
+SUBMIT_MAY_LEND = 64  # flag of a ring: with a carrier the rank could have let its arrays be read and written
+SUBMIT_LENT = 128  # flag of a ring: it does so, and has not copied its value to the staging slot
 DONE_LAST = 1  # flag of DONE: the last pack of its instance
 DONE_RESULT = 2  # flag of DONE: this rank receives a result
 FAILED_IN_USE = 1  # flag of FAILED: a GPU may still be reading and writing the rank's memory; FREED follows
@@ -139,10 +140,9 @@ class Submit(NamedTuple):
     `released_slots` are result slots, and events of the worker, that this rank needs no longer. `output` is memory of
     a GPU in which the result is to be written, laid out as Prepare said; None: in a result slot. `event` is the number
     of one behind which the value is there, from 1; 0: it is there now. With `ordered` the rank gets a message when all
-    is launched; a worker that does not know how says only when it is done. With `keeps_own` the rank takes
-    what its own value gives to the result from its own arrays, and with `takes_parts` it gets a message for each part
-    of a long result that has come. With `watched` the rank carries out a send or recv by itself, which has waited for a
-    while.
+    is launched; a worker that does not know how says only when it is done. With `keeps_own` the rank takes what its own
+    value gives to the result from its own arrays, and with `takes_parts` it gets a message for each part of a long
+    result. With `watched` the rank carries out a send or recv by itself. `lending`: SUBMIT_MAY_LEND, SUBMIT_LENT, or 0.
     """
 
     generation: int
@@ -159,6 +159,7 @@ class Submit(NamedTuple):
     keeps_own: bool = False
     takes_parts: bool = False
     watched: bool = False
+    lending: int = 0
 
     def encode(self) -> bytes:
         if self.output is not None:
@@ -171,7 +172,8 @@ class Submit(NamedTuple):
             | self.ordered * SUBMIT_ORDERED
             | self.keeps_own * SUBMIT_KEEPS_OWN
             | self.takes_parts * SUBMIT_TAKES_PARTS
-            | self.watched * SUBMIT_WATCHED,
+            | self.watched * SUBMIT_WATCHED
+            | self.lending,
             len(self.addresses),
             len(self.released_slots),
             self.event,
@@ -211,11 +213,9 @@ def parse_submit(data: bytes) -> Submit:
             raise MalformedMessage("a ring that says where its result is to be written, without an address")
         addresses, output = addresses[:-1], addresses[-1]
     staged, ordered = bool(flags & SUBMIT_STAGED), bool(flags & SUBMIT_ORDERED)
-    told = Submit(generation, prepared, instance, remaining, staged, addresses, slots, timeout, output, event, ordered)
-    if not flags & (SUBMIT_KEEPS_OWN | SUBMIT_TAKES_PARTS | SUBMIT_WATCHED):
-        return told
-    keeps, takes = bool(flags & SUBMIT_KEEPS_OWN), bool(flags & SUBMIT_TAKES_PARTS)
-    return told._replace(keeps_own=keeps, takes_parts=takes, watched=bool(flags & SUBMIT_WATCHED))
+    keeps, takes, watched = flags & SUBMIT_KEEPS_OWN, flags & SUBMIT_TAKES_PARTS, flags & SUBMIT_WATCHED
+    more = event, ordered, bool(keeps), bool(takes), bool(watched), flags & (SUBMIT_MAY_LEND | SUBMIT_LENT)
+    return Submit(generation, prepared, instance, remaining, staged, addresses, slots, timeout, output, *more)
 
 
 def encode_release(slots: tuple[int, ...]) -> bytes:

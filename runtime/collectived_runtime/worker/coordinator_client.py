@@ -35,7 +35,7 @@ from collectived_proto.v1 import coordinator_pb2_grpc as rpc
 from collectived_proto.version import negotiate_version
 from collectived_runtime.auth.certificates import Certificates
 from collectived_runtime.clock_sync import ClockEstimator
-from collectived_runtime.engine.submit.tracker import InstanceTracker, RankProgress
+from collectived_runtime.engine.submit.tracker import InstanceTracker
 from collectived_runtime.grpc_server.authentication import client_metadata
 from collectived_runtime.process import CHANNEL_OPTIONS
 
@@ -462,13 +462,9 @@ class ProgressDeltas:
             ledgers: of the generations that run.
             now: the monotonic clock, in seconds.
         """
-        standings = {
-            (tracker.generation, rank): standing
-            for tracker in ledgers
-            for rank, standing in list(tracker.progress.items())
-        }
-        self._reported = {key: place for key, place in self._reported.items() if key in standings}
-        moved = sorted(key for key, standing in standings.items() if self._reported.get(key) != _get_progress(standing))
+        known = {(tracker.generation, rank): tracker for tracker in ledgers for rank in list(tracker.progress)}
+        self._reported = {key: place for key, place in self._reported.items() if key in known}
+        moved = sorted(key for key, one in known.items() if self._reported.get(key) != _get_progress(one, key[1]))
         beat = pb.Heartbeat(more=len(moved) > MAX_RANKS_PER_HEARTBEAT)
         if beat.more:
             moved = [key for key in moved if key > self._last_reported] + [
@@ -480,8 +476,9 @@ class ProgressDeltas:
         for generation, rank in moved:
             if generation not in said:
                 said[generation] = beat.standings.add(generation=generation)
-            standing = standings[generation, rank]
-            submitted, finished, op, site = self._reported[generation, rank] = _get_progress(standing)
+            tracker = known[generation, rank]
+            standing = tracker.progress[rank]
+            submitted, finished, op, site = self._reported[generation, rank] = _get_progress(tracker, rank)
             said[generation].ranks.add(
                 rank=rank,
                 submitted=submitted,
@@ -495,5 +492,6 @@ class ProgressDeltas:
         return beat
 
 
-def _get_progress(standing: RankProgress) -> _Progress:
-    return standing.submitted, standing.finished, standing.op, standing.site
+def _get_progress(tracker: InstanceTracker, rank: int) -> _Progress:
+    standing = tracker.progress[rank]
+    return tracker.find_last_submitted(rank), standing.finished, standing.op, standing.site

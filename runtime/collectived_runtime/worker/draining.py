@@ -194,7 +194,7 @@ def _list_unfinished(group_loop: GroupLoop) -> Iterator[status_pb2.Cut]:
             instance=number,
             op=arrival.prepared.op if arrival else "",
             site=arrival.prepared.collective.site if arrival else "",
-            missing=[rank for rank, standing in list(tracker.progress.items()) if standing.submitted < number],
+            missing=[rank for rank in list(tracker.progress) if not tracker.has_come(rank, number)],
         )
     for post in group_loop.pending_ops:
         site = post.prepared.collective.site

@@ -53,7 +53,10 @@ class Page:
 
 
 def test_a_group_that_is_joined_again_uses_its_links_again(cluster: Cluster) -> None:
-    """What one side has not given back when the other needs it is dialled anew, which nobody notices."""
+    """What one side has not given back when the other needs it is dialled anew, which nobody notices.
+
+    So is the connection for collectives, which may be lent to ranks; that for messages serves again.
+    """
     times = 20
 
     def body(group: cd.Group) -> None:
@@ -73,7 +76,7 @@ def test_a_group_that_is_joined_again_uses_its_links_again(cluster: Cluster) -> 
         for then, page in zip(before, map(Page, cluster.metrics[1:]), strict=True)
     )
     assert dialler["dialled"] + dialler["kept"] == acceptor["accepted"] + acceptor["kept"] == 2 * times
-    assert dialler["kept"] == acceptor["kept"] > times
+    assert times / 2 < dialler["kept"] == acceptor["kept"] < times
 
 
 def test_daemons_say_where_their_metrics_are(cluster: Cluster) -> None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from collectived_proto.devices import DeviceName
 from collectived_proto.types import GroupInfo, Peer, Tier
 
+MOST_LENDING_WORKERS = 32
+"""In larger groups a rank sends little at a time, and new connections for all of them would take a while."""
+
 
 @dataclass(frozen=True, slots=True)
 class GroupTopology:
@@ -51,6 +54,14 @@ class GroupTopology:
     def automatic_pack_bytes(self) -> int:
         """The pack size where a call leaves it open; 0: one pack per type."""
         return self.tuning_table[0].bytes_per_pack
+
+    @property
+    def may_lend_links(self) -> bool:
+        """Whether workers may lend links to ranks, so that no link without TLS may serve another generation.
+
+        All workers must come to the same answer: only the lender of a link knows that it has lent it.
+        """
+        return 1 < len(self.peers) <= MOST_LENDING_WORKERS and all(len(peer.ranks) == 1 for peer in self.peers)
 
     @property
     def has_gpus(self) -> bool:

@@ -249,6 +249,7 @@ class InputBuffers:
         is_stream_ordered: whether its rank goes on from there in stream order.
         keeps_own: whether its rank takes what this gives to the result from its own arrays.
         takes_parts: whether its rank takes parts of a result.
+        may_lend: whether its rank could lend its arrays to a carrier. is_lent: whether it does so.
         is_on_device: whether any of it lies in the memory of a GPU. Then ask for `parts`, else for all the others.
     """
 
@@ -267,6 +268,8 @@ class InputBuffers:
         self.is_stream_ordered = submission.ordered
         self.keeps_own = submission.keeps_own and contributes
         self.takes_parts = submission.takes_parts
+        self.may_lend = submission.lending == messages.SUBMIT_MAY_LEND
+        self.is_lent = submission.lending == messages.SUBMIT_LENT
         self.output: Region | None = None
         self._parts: list[NDArray[np.uint8]]  # or Regions, where `is_on_device`
         look: Callable[[int, int, int], Any] = memory

@@ -17,7 +17,8 @@ from collectived_proto.types import ANY_SOURCE, Report, ReportKind, Verdict, uns
 from collectived_runtime.engine.base.topology import GroupTopology
 from collectived_runtime.engine.failure import local_verdict
 from collectived_runtime.engine.failure.verdict_agreement import BY_COORDINATOR
-from collectived_runtime.engine.submit.tracker import Instance, InstanceTracker, receives_from_all
+from collectived_runtime.engine.submit.contracts import receives_from_all
+from collectived_runtime.engine.submit.tracker import Instance, InstanceTracker
 from collectived_runtime.logs import log_fields, verdict_fields
 from collectived_runtime.transport.link import LinkBroken, LinkRefused
 
@@ -139,8 +140,7 @@ class FaultReporter:
 
     def add_missing_ranks(self, verdict: Verdict) -> Verdict:
         """Return another worker's verdict with the ranks of this one that it waited for."""
-        standings = self._tracker.progress.items()
-        absent = [rank for rank, standing in standings if standing.submitted < verdict.instance]
+        absent = [rank for rank in self._tracker.progress if not self._tracker.has_come(rank, verdict.instance)]
         if verdict.code != Code.DEADLINE_EXCEEDED or verdict.missing or not absent:
             return verdict
         return local_verdict.with_missing(self.topology, self._worker, verdict, absent)

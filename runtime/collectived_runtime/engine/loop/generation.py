@@ -31,6 +31,7 @@ from collectived_runtime.engine.gpu.group_communicators import GroupCommunicator
 from collectived_runtime.engine.loop.context import GroupContext
 from collectived_runtime.engine.loop.crossings import CrossingContext, Crossings
 from collectived_runtime.engine.loop.execution import Execution, ResultDelivery
+from collectived_runtime.engine.loop.lending import Lending
 from collectived_runtime.engine.loop.phases import Phases
 from collectived_runtime.engine.loop.unexpected_frames import UnexpectedFrames
 from collectived_runtime.engine.loop.waiting_joiners import WaitingJoiners
@@ -107,12 +108,12 @@ class Generation:
             lambda instance: self.reporter.report_mismatch(instance, 0),
             self._frames.judge_unexpected,
         )
+        self._lending = Lending(network, ranks.doorbells, self.links, self._phases, self.tracker, tools)
         parts = topology, number, self.tracker, self.links, self._phases
         self._crossings = Crossings(
             CrossingContext(*parts, ranks.doorbells, context.records, self.reporter, self.waiting_joiners)
         )
-        # Instances that have not come by their own deadline, until there is a verdict.
-        self._expired: list[tuple[LocalRank, int]] = []
+        self._expired: list[tuple[LocalRank, int]] = []  # not come by their own deadline, until there is a verdict
 
     # Members
 
@@ -142,9 +143,10 @@ class Generation:
             return
         if isinstance(prepared.collective.operation, (Send, Recv)):
             raise messages.MalformedMessage(f"{prepared.op} numbered as an instance of the group")
+        self._lending.check(submission)
         writing = self._ranks.input_events.find_gpu(local_rank, submission) if submission.event else None
         sources = local_rank.resolve_inputs(prepared, submission)  # checks every bound; outlives the session
-        arrival = Arrival(prepared, sources, time.monotonic(), writing is None)
+        arrival = Arrival(prepared, sources, time.monotonic(), writing is None, sources.is_lent)
         agrees = tracker.record_arrival(
             local_rank.rank, submission.instance, arrival, submission.remaining, submission.timeout
         )
@@ -190,13 +192,13 @@ class Generation:
     def leave(self, rank: int) -> None:
         standing = self.tracker.progress[rank]
         if self.tracker.release_aborted(rank):
-            self.reporter.report_gone(rank, standing.submitted)
+            self.reporter.report_gone(rank, self.tracker.find_last_submitted(rank))
         elif not standing.has_departed:
             if self.segment is not None:
                 self.segment.left(rank)
             self.point_to_point.part(rank, is_lost=False)
             standing.has_departed = True
-            self.reporter.report_left(rank, standing.submitted)
+            self.reporter.report_left(rank, self.tracker.find_last_submitted(rank))
             self.point_to_point.ops.report_departed_peers()
 
     def look_at_segment(self) -> None:
@@ -211,8 +213,7 @@ class Generation:
         if self.segment is not None:
             self.segment.abort(rank)
         standing.has_departed = standing.has_aborted = True
-        # Its caller may use its memory again as soon as this has been answered, and does not learn that a GPU still
-        # uses it.
+        # Its caller may use its memory again once this is answered, and does not learn that a GPU still uses it.
         self.tracker.is_aborted = True
         if self.execution is not None:
             self.links.abandon(self.execution.stop())
@@ -228,14 +229,14 @@ class Generation:
         self.point_to_point.part(rank, is_lost=True)
         standing = self.tracker.progress[rank]
         if self.tracker.release_aborted(rank):
-            self.reporter.report_gone(rank, standing.submitted)
+            self.reporter.report_gone(rank, self.tracker.find_last_submitted(rank))
         elif not standing.has_departed:
             if self.segment is not None:
                 self.segment.lost(rank)
-            standing.has_departed = True
-            is_news = self.tracker.find_verdict(standing.submitted + 1) is None  # the verdict will warn
+            standing.has_departed, last = True, self.tracker.find_last_submitted(rank)
+            is_news = self.tracker.find_verdict(last + 1) is None  # the verdict will warn
             log.log(logging.INFO if is_news else logging.DEBUG, "group %s: rank %d is lost: %s", self._name, rank, why)
-            self.reporter.report_fault(ReportKind.LOST, standing.submitted, rank=rank, text=why)
+            self.reporter.report_fault(ReportKind.LOST, last, rank=rank, text=why)
 
     def report_crash(self, error: Exception) -> None:
         """Report that a defect ends this group loop."""
@@ -245,8 +246,8 @@ class Generation:
     @property
     def is_finished(self) -> bool:
         """Whether no local rank is left, nothing that one has sent is on its way, and the others know why."""
-        is_told = not self.reporter.is_awaiting_verdict and self.peer_consensus.idle
-        return self.tracker.has_no_ranks and self.point_to_point.idle and is_told
+        waits = self.reporter.is_awaiting_verdict or not self.peer_consensus.idle
+        return self.tracker.has_no_ranks and self.point_to_point.idle and not waits
 
     # Running instances
 
@@ -328,10 +329,8 @@ class Generation:
 
     def _carry_out(self, instance: Instance) -> Iterator[Execution]:
         """The phases of an instance, in order. The group loop runs each to its end before it asks for the next."""
-        topology = self._topology
-        alone = len(topology.peers) == 1
         operation = instance.collective.operation
-        if not alone and isinstance(operation, (Broadcast, Scatter)):
+        if len(self._topology.peers) > 1 and isinstance(operation, (Broadcast, Scatter)):
             yield from self._phases.announce(instance, operation.root)
             if instance.is_barred:
                 return
@@ -351,6 +350,10 @@ class Generation:
         if segment is not None and not segment.seat.take_values(instance):
             instance.bar()
             segment.on_stopped()
+            return
+        lent = yield from self._lending.carry_out(instance, program)
+        if lent is not None:
+            self._finish_instance(instance, program, lent)
             return
         try:
             delivery = self._ranks.prepare_delivery(instance, program)
@@ -490,6 +493,7 @@ class Generation:
             self._crossings.close()
             self.segment.close()
             self.segment = None
+        self._lending.close()
         self.point_to_point.close()
         self.peer_consensus.close()
         self._communicators.close()

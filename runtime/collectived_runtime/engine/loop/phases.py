@@ -162,6 +162,11 @@ class Phases:
         finally:
             crossing.close()
 
+    def prepare(self, instance: Instance, waits: Iterator[Wait]) -> Execution:
+        """Wait for something that comes before the program, and asks no other worker."""
+        task = replace(negotiation.compile_announcement(self._topology, 0), peers=frozenset())
+        return Execution(instance, negotiation.single_task_program(task), lambda *_: waits, is_prelude=True)
+
     def execute(
         self,
         instance: Instance,
@@ -169,12 +174,14 @@ class Phases:
         sources: Sequence[Any],
         delivery: ResultDelivery,
         partials: Sequence[Any] = (),
+        run: Callable[[TaskContext], Iterator[Wait]] = host_task.run,
     ) -> Execution:
         """Execute the program of an instance. From here on its contract is part of the chain.
 
         Args:
             sources: what the contributing local ranks submitted.
             partials: or what they have folded themselves, by pack.
+            run: carries out tasks on memory of the host.
         """
         self.chain = chain = self._next_chain(instance)
 
@@ -197,7 +204,7 @@ class Phases:
             if nccl_task is not None:
                 return with_grace_period(nccl_task.run(), self._tools.timers)
             if not delivery.is_on_device:
-                return host_task.run(context)
+                return run(context)
             return (GpuTask if task.partition is None else RowsTask)(context).run()
 
         return Execution(instance, program, start, delivery)

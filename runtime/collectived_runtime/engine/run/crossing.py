@@ -30,7 +30,7 @@ Leaves = Sequence[tuple[int, ...]]
 class SegmentInputs:
     """A rank's value, as it was taken out of the segment; a task reads it like `InputBuffers`."""
 
-    is_on_device = is_stream_ordered = keeps_own = takes_parts = False
+    is_on_device = is_stream_ordered = keeps_own = takes_parts = may_lend = is_lent = False
     output = None
 
     def __init__(self, packs: Sequence[Bytes]) -> None:

@@ -26,6 +26,7 @@ from collectived_runtime.transport.dial import DialRequest
 from collectived_runtime.transport.hello import NONCE_BYTES, LinkHello
 from collectived_runtime.transport.link import Link, LinkBroken, LinkProtocolError, TcpStream
 
+LENT_CHANNEL = 0  # the only one whose links may be lent to ranks
 LEFT_TEXT = "it has left the group"
 _HANGUP_EVENT = select.POLLRDHUP  # of a link that a task holds without waiting for it: nothing else would show its end
 
@@ -182,6 +183,11 @@ class Links:
             and not link.is_mid_send
         }
 
+    def _can_keep(self, link: Link) -> bool:
+        """Whether a link may serve another generation: no rank here or there can have its descriptor."""
+        is_lendable = link.channel == LENT_CHANNEL and isinstance(link.stream, TcpStream)
+        return not (is_lendable and self._topology.may_lend_links)
+
     def add(self, link: Link) -> None:
         """Take a link that was asked for."""
         place = next(p for p, peer in enumerate(self._topology.peers) if peer.task == link.peer)
@@ -195,6 +201,9 @@ class Links:
         come_along = []  # links with bytes read together with the last ones of a task: poll does not report them
         for link in self:
             if link in self._abandoned:
+                continue
+            if link.is_lent:  # even of its end the other process says
+                self._unwatch(link)
                 continue
             if link.has_header:  # its task has seen the header, which was for another one
                 if link in before and link not in used:
@@ -264,7 +273,7 @@ class Links:
         """Say goodbye on all links, and give them back."""
         self.closed = True
         for link in self:
-            whole = link not in self._abandoned
+            whole = link not in self._abandoned and self._can_keep(link)
             self._unregister(link)
             self._hand_back(link, whole=whole)
         self._links.clear()
@@ -291,7 +300,7 @@ class Links:
                         self._unwatch(link)
                     return
                 self._departed_peers.add(link.peer)
-                if frame.keeps_connection:
+                if frame.keeps_connection and self._can_keep(link):
                     self._unregister(link)
                     self._hand_back(link)
                 else:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from collectived_proto.device_results import DeviceRows
-from collectived_proto.types import (
-    Collective,
-    Layout,
-)
+from collectived_proto.types import Broadcast, Collective, Gather, Layout, Operation, Reduce, Scatter
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +51,14 @@ class PreparedCollective:
         if self.contract == other.contract:
             return True
         return (self.collective.open or other.collective.open) and self.terms == other.terms != b""
+
+
+def receives_from_all(operation: Operation, rank: int) -> bool:
+    """Whether a rank that has finished this has had something of every rank, and so all agree."""
+    match operation:
+        case Broadcast() | Scatter():
+            return False
+        case Reduce(root=root) | Gather(root=root):
+            return rank == root
+        case _:
+            return True

@@ -23,20 +23,16 @@ from collectived_proto.types import (
     AllReduce,
     AllToAll,
     Barrier,
-    Broadcast,
     Collective,
-    Gather,
     Operation,
     RankPosition,
-    Reduce,
     ReduceScatter,
     Report,
     ReportKind,
-    Scatter,
     Submission,
     Verdict,
 )
-from collectived_runtime.engine.submit.contracts import PreparedCollective
+from collectived_runtime.engine.submit.contracts import PreparedCollective, receives_from_all
 
 MAX_FINISHED = 64  # finished instances that are remembered, to answer what they were
 MAX_LAST_SUBMISSIONS = 8  # of a rank that goes, reported with its departure
@@ -65,13 +61,15 @@ class Arrival:
     """One rank's submission of one instance: where its value lies (the tracker does not look), and when it came.
 
     `inputs` is None once it will not be read any more, so that the client's memory is not held. Not `ready`: its GPU
-    is still writing the value; `arrived_at` is when it rang, and becomes when it was ready.
+    is still writing the value; `arrived_at` is when it rang, and becomes when it was ready. `is_lent`: it cannot
+    complete without its rank, which moves the value itself.
     """
 
     prepared: PreparedCollective
     inputs: Any
     arrived_at: float
     ready: bool = True
+    is_lent: bool = False
 
 
 @dataclass(slots=True)
@@ -150,6 +148,7 @@ class RankProgress:
     waited_seconds: float = 0.0
     stack: str = ""  # where its threads were at `stack_at`, one a line
     stack_at: float = -math.inf
+    is_stuck: bool = False  # does not go on where it moves its value itself
 
     @property
     def current_stack(self) -> str:
@@ -415,7 +414,18 @@ class InstanceTracker:
 
     def _absent_ranks(self, number: int) -> list[int]:
         known = list(self.progress.items())
-        return [rank for rank, one in known if one.submitted < number and not one.has_departed][:MAX_NAMED]
+        return [rank for rank, one in known if not (one.has_departed or self.has_come(rank, number))][:MAX_NAMED]
+
+    def find_last_submitted(self, rank: int) -> int:
+        """The last instance that is complete without this rank, as far as its own part in it goes."""
+        known = list(self.instances.values())
+        lent = [one.number for one in known if rank in one.arrivals and one.arrivals[rank].is_lent]
+        return min([self.progress[rank].submitted, *(number - 1 for number in lent)])
+
+    def has_come(self, rank: int, number: int) -> bool:
+        """Whether a rank has submitted an instance, and does its own part in it and those before."""
+        standing = self.progress[rank]
+        return (self.find_last_submitted(rank) if standing.is_stuck else standing.submitted) >= number
 
     def record_stack(self, rank: int, stack: str, now: float) -> None:
         """Take note of where the threads of a rank are."""
@@ -434,17 +444,17 @@ class InstanceTracker:
             found.append(
                 RankPosition(
                     rank,
-                    standing.submitted,
+                    self.find_last_submitted(rank),
                     standing.finished,
                     standing.op,
                     standing.site,
                     now - standing.active_at,
-                    arrived=standing.submitted >= number,
+                    arrived=self.has_come(rank, number),
                     op=asked.op if asked else "",
                     site=asked.collective.site if asked else "",
                     contract=asked.contract if asked else b"",
                     collective=asked.collective if asked else None,
-                    stack=standing.current_stack if standing.submitted < number else "",
+                    stack="" if self.has_come(rank, number) else standing.current_stack,
                 )
             )
         return tuple(found)
@@ -477,17 +487,6 @@ class InstanceTracker:
         """A report about this generation, with the positions of all local ranks as of their last activity."""
         now = max(standing.active_at for standing in self.progress.values())
         return Report(self.key, self.generation, kind, number, rank, worker, text, timeout, self.positions(number, now))
-
-
-def receives_from_all(operation: Operation, rank: int) -> bool:
-    """Whether a rank that has finished this has had something of every rank, and so all agree."""
-    match operation:
-        case Broadcast() | Scatter():
-            return False
-        case Reduce(root=root) | Gather(root=root):
-            return rank == root
-        case _:
-            return True
 
 
 def _discard_inputs(instance: Instance) -> None:

@@ -208,3 +208,20 @@ def test_ranks_that_others_wait_for_are_known_here_or_asked_for_from_elsewhere()
 def test_of_a_crowd_that_is_waited_for_the_first_few_are_asked() -> None:
     tracker = InstanceTracker(7, 100, range(100), 1.0, 0.0)
     assert tracker.seek(0) == [0, 1, 2, 3]
+
+
+def test_a_rank_that_moves_its_value_itself_is_not_through_before_the_instance_ends() -> None:
+    """It is gone before it if it goes; it is missing if it does not go on."""
+    tracker = InstanceTracker(7, 100, [0], 1.0, 0.0)
+    prepared = PreparedCollective(Collective(SUM, "*", (), site="train.py:1"), b"same", EMPTY, "sum")
+    for number, is_lent in enumerate((False, True, False)):
+        assert tracker.record_arrival(0, number, Arrival(prepared, None, 0.0, is_lent=is_lent), 0.0)
+    assert tracker.progress[0].submitted == 2 and tracker.find_last_submitted(0) == 0
+    [position] = tracker.positions(1, 1.0)
+    assert (position.submitted, position.arrived) == (0, True)
+    assert tracker.seek(1) == []
+    tracker.progress[0].is_stuck = True
+    assert not tracker.positions(1, 1.0)[0].arrived and tracker.positions(0, 1.0)[0].arrived
+    assert tracker.seek(1) == [0]
+    tracker.instances[1].arrivals[0].is_lent = False  # its worker has the value now
+    assert tracker.find_last_submitted(0) == 2 and tracker.has_come(0, 2)
