@@ -1,8 +1,8 @@
 """The context of a task: the program that it belongs to, memory, links, and the tools of its group loop.
 
-A task is a generator: it yields what it waits for, and is closed to stop it. Six executors carry tasks out:
-`run/host_task.py`, and in `gpu/` `gpu_task.py`, `rows_task.py`, `nccl_task.py`, `nccl_rows_task.py` and
-`hierarchical_task.py`.
+A task is a generator: it yields what it waits for, and is closed to stop it. Seven executors carry tasks out:
+`run/host_task.py`, `run/lent_task.py`, and in `gpu/` `gpu_task.py`, `rows_task.py`, `nccl_task.py`,
+`nccl_rows_task.py` and `hierarchical_task.py`.
 """
 
 from __future__ import annotations
