@@ -237,13 +237,18 @@ def test_a_rank_that_closes_its_session_amid_a_value_has_left_before_it(make_clu
                 group.all_reduce("sum", value, timeout=SECONDS)
             return [member.rank for member in caught.value.missing]
 
+        calls = group._channel._calls
+
         def close() -> None:
+            settle(lambda: calls)  # it is submitted
             closing.set()
             session.close()
 
-        threading.Timer(0.2, close).start()
+        thread = threading.Thread(target=close)
+        thread.start()
         with pytest.raises(cd.errors.CancelledError):
             group.all_reduce("sum", value, timeout=SECONDS)
+        thread.join()
         return [0]
 
     assert cluster.run_sessions(2, body) == [[0], [0]]
@@ -293,7 +298,7 @@ import collectived as cd
 
 session = cd.connect()
 group = session.join(timeout=40)
-value, out = np.ones(16 << 20, np.float32), np.empty(16 << 20, np.float32)
+value, out = np.ones(6 << 20, np.float32), np.empty(6 << 20, np.float32)
 number = 0
 try:
     while True:
@@ -316,7 +321,7 @@ def test_a_rank_that_is_killed_or_stopped_amid_a_value_is_named(
     make_cluster: Any, workers: int, how: signal.Signals
 ) -> None:
     cluster: Cluster = make_cluster(workers)
-    program = PROGRAM.format(timeout=40 if how is signal.SIGKILL else 3)
+    program = PROGRAM.format(timeout=40 if how is signal.SIGKILL else 5)
     for number in range(3):
         processes = [cluster.client(rank, workers, f"lent {number}", program) for rank in range(workers)]
         assert [read_line(process) for process in processes] == ["going\n"] * workers

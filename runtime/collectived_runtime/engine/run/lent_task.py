@@ -27,7 +27,7 @@ from collectived_runtime.transport.frame import HEADER_BYTES, MAX_PAYLOAD
 from collectived_runtime.transport.link import Link, LinkBroken, break_link
 
 ASK_INTERVAL = 0.1  # seconds between two questions to a carrier whether it goes on
-MOST_MISSED = 2  # intervals without an answer: a process with little processor time may miss one
+MOST_MISSED = 3  # intervals without an answer: a process with little processor time may miss one
 REFUSAL_SECONDS = 2.0  # in which a rank whose carrier refuses an order says why
 
 _OWN_ERRORS = errno.EMFILE, errno.ENOMEM  # of its process, which are no word of the peer

@@ -264,7 +264,8 @@ def test_a_carrier_that_does_not_answer_is_noticed_and_when_it_answers_again(two
     carrier = SilentCarrier()
     said: list[bool] = []
     task = start_silent(two, carrier, said.append)
-    for is_answering, expected in ((True, True), (False, True), (False, False), (False, False), (True, True)):
+    turns = [(True, True), *[(False, True)] * (lent_task.MOST_MISSED - 1), (False, False), (False, False), (True, True)]
+    for is_answering, expected in turns:
         _, (later, _), (awaited, _) = next(task)
         assert awaited is two.links[0][1]
         two.poller.wait(two.timers.next_deadline)
