@@ -8,7 +8,6 @@ import gc
 import os
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,12 +29,10 @@ from tests.native.carriers import (
     count_descriptors,
     done,
     join,
-    keep_ranks,
     make_header,
     make_move,
     make_run,
     offer,
-    play_peer,
     stall,
 )
 from tests.native.ranks import LIMIT_SECONDS
@@ -45,18 +42,6 @@ from collectived_native import core
 from collectived_proto.types import DType
 
 SIZES = [1, 2, 3, 1001, 65_536, 2_097_152]  # elements: up to 8 MiB
-
-
-@pytest.fixture
-def make_ranks() -> Iterator[Make]:
-    with keep_ranks() as make:
-        yield make
-
-
-@pytest.fixture
-def lonely() -> Iterator[Lonely]:
-    with play_peer() as made:
-        yield made
 
 
 def split(count: int, ranks: int) -> list[tuple[int, int]]:

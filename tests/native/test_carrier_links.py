@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,31 +18,17 @@ from tests.native.carriers import (
     aim_at,
     count_descriptors,
     done,
-    keep_ranks,
     make_header,
     make_move,
     make_run,
     make_streams,
     offer,
-    play_peer,
     stall,
 )
 
 from collectived_native import core
 
 HEADER = make_header(1)
-
-
-@pytest.fixture
-def make_ranks() -> Iterator[Make]:
-    with keep_ranks() as make:
-        yield make
-
-
-@pytest.fixture
-def lonely() -> Iterator[Lonely]:
-    with play_peer() as made:
-        yield made
 
 
 def exchange(peer: int) -> bytes:

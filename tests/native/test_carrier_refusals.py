@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -23,29 +22,14 @@ from tests.native.carriers import (
     aim_at,
     count_descriptors,
     done,
-    keep_ranks,
     make_move,
     make_run,
     make_streams,
     offer,
-    play_peer,
 )
 
 from collectived_native import core
 from collectived_proto.types import DType
-
-
-@pytest.fixture
-def make_ranks() -> Iterator[Make]:
-    with keep_ranks() as make:
-        yield make
-
-
-@pytest.fixture
-def lonely() -> Iterator[Lonely]:
-    with play_peer() as made:
-        yield made
-
 
 SEND, RECEIVE, FINISH, COPY = core.MOVE_SEND, core.MOVE_RECEIVE, core.MOVE_FINISH, core.MOVE_COPY
 FAR = (1 << 64) - 1

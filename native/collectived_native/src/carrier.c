@@ -18,10 +18,6 @@ _Static_assert(sizeof(struct told_move) == 96 && sizeof(struct told_answer) == 8
 
 enum { THREAD_STACK = 256 << 10, ORDER_BYTES = 256 << 10 /* at most */, STAGED_AT_ONCE = 1 << 20 };
 
-static u64 least(u64 a, u64 b) {
-    return a < b ? a : b;
-}
-
 static int is_stopped(const struct carrier *c) {
     return atomic_load(&c->closing) || atomic_load(&c->cancelled) || c->is_alone;
 }

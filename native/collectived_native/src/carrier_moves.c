@@ -31,10 +31,6 @@ struct run {
     u32 round, first, end; /* the steps of the round lie there, others between them */
 };
 
-static u64 least(u64 a, u64 b) {
-    return a < b ? a : b;
-}
-
 static enum progress break_off(struct carrier *c, u32 peer, int error) {
     carrier_break(c, peer, error);
     return FAILED_STEP;

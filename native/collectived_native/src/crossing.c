@@ -18,10 +18,6 @@ enum {
     READ = 64 << 10,    /* bytes that are read before it is known where they belong */
 };
 
-static u64 least(u64 a, u64 b) {
-    return a < b ? a : b;
-}
-
 /* ---- Beginning and end ---- */
 
 struct crossings *crossings_open(struct engine *engine, int knock, u64 patience, const void *header) {

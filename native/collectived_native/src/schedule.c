@@ -22,10 +22,6 @@
 
 enum { SHORTEST_COLUMN = 16 << 10, OVERLAPPING_STEPS = 4 };
 
-static u64 least(u64 a, u64 b) {
-    return a < b ? a : b;
-}
-
 static u64 round_line(u64 bytes) {
     return (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE;
 }

@@ -4,6 +4,10 @@
 
 #include "layout.h"
 
+static inline u64 least(u64 a, u64 b) {
+    return a < b ? a : b;
+}
+
 enum { MEETS_NOT, MEETS_EQUAL, MEETS_KNOWN, MEETS_ANY }; /* see README */
 
 enum operation {

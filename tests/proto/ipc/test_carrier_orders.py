@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from collectived_native import core
 from collectived_proto.ipc import carrier_orders as orders
 from collectived_proto.ipc.carrier_orders import Answer, AnswerKind, MoveOrder, RunOrder
 from collectived_proto.ipc.messages import MalformedMessage
@@ -19,6 +20,13 @@ def test_an_order_has_the_bytes_that_the_core_reads() -> None:
     assert [int.from_bytes(first[at : at + 4], "little") for at in (4, 8)] == [5, 6]
     assert [int.from_bytes(first[at : at + 8], "little") for at in (16, 24)] == [7, 8]
     assert first[32:] == b"h" * 64
+
+
+def test_the_core_has_the_same_numbers() -> None:
+    for kind in orders.OrderKind:
+        assert getattr(core, f"ORDER_{kind.name}") == kind
+    for answer in AnswerKind:
+        assert getattr(core, f"ANSWER_{answer.name}") == answer
 
 
 def test_the_most_moves_fit_in_one_packet() -> None:

@@ -417,13 +417,13 @@ class InstanceTracker:
         return [rank for rank, one in known if not (one.has_departed or self.has_come(rank, number))][:MAX_NAMED]
 
     def find_last_submitted(self, rank: int) -> int:
-        """The last instance that is complete without this rank, as far as its own part in it goes."""
+        """The last instance that a rank has submitted, before the first in which it still moves its value itself."""
         known = list(self.instances.values())
         lent = [one.number for one in known if rank in one.arrivals and one.arrivals[rank].is_lent]
         return min([self.progress[rank].submitted, *(number - 1 for number in lent)])
 
     def has_come(self, rank: int, number: int) -> bool:
-        """Whether a rank has submitted an instance, and does its own part in it and those before."""
+        """Whether a rank has submitted an instance, and is not stopped in its own part of that or of one before."""
         standing = self.progress[rank]
         return (self.find_last_submitted(rank) if standing.is_stuck else standing.submitted) >= number
 
